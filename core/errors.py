@@ -1,0 +1,26 @@
+"""The three ways a run ends early; launch.py turns each into an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["NonFiniteError", "Preempted", "UserError", "nearest"]
+
+
+class UserError(Exception):
+    """Wrong input: the message says what, where and what to do; shown as one line, exit code 2."""
+
+
+class NonFiniteError(Exception):
+    """A loss became NaN or infinite; the message names the step and the last good checkpoint, exit code 3."""
+
+
+class Preempted(Exception):
+    """SIGTERM arrived and a complete checkpoint was written; exit code 143."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns "; did you mean 'x'?" for the closest of `names`, or "" if none is close."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
