@@ -1,0 +1,1 @@
+"""The tasks of the sim-to-real experiments."""
