@@ -1,0 +1,1 @@
+"""Reinforcement learning as pure functions of one lane (seed): `vmap` them for more."""
