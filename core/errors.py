@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
-__all__ = ["NonFiniteError", "Preempted", "UserError", "nearest"]
+__all__ = ["NonFiniteError", "Preempted", "UserError", "explain", "nearest"]
 
 
 class UserError(Exception):
@@ -24,3 +25,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" for the closest of `names`, or "" if none is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def explain(error: UserError | NonFiniteError | Preempted) -> int:
+    """Prints the error as one line on stderr and returns its exit code: 2, 3 or 143."""
+    line = " ".join(str(error).split())
+    codes = {UserError: 2, NonFiniteError: 3, Preempted: 143}
+    print(line if isinstance(error, Preempted) else f"error: {line}", file=sys.stderr, flush=True)
+    return next(code for kind, code in codes.items() if isinstance(error, kind))
