@@ -14,16 +14,20 @@ from core.sim.task import Task
 __all__ = ["EnvState"]
 
 Array = Any  # jax.Array, or numpy.ndarray in the host backend
+# An episode's key is split into this many keys at the next reset, so folding in the number gives one more.
+NOISE_STREAM = 3
 
 
 class EnvState(flax.struct.PyTreeNode):
-    """N environments between two control steps; all leaves lead with `[N]`, and a saved one resumes exactly.
+    """N environments between two control steps; every leaf leads with `[N]`, a saved state resumes exactly.
 
-    `physics` `[N, nstate]` (time, qpos, qvel, act; float64 numpy on the host backend), `model` `[N]` row of the
-    backend's model pool, `gap` leaves `[N]`, `action_buffer` `[N, 3, A]` newest first, `step_count` `[N]` int32,
-    `key` `[N]`. Outputs: `observation` `[N, obs]`, `reward` `[N]`, `terminated` (true ends), `truncated` (time
-    limit) and `success` `[N]` bool. `final_observation` `[N, obs]` is the observation at the end of this step even
-    where auto_reset_step has begun a new episode: bootstrap from it at time limits.
+    `physics` `[N, nstate]` is time, qpos, qvel, act (float64 on the host backend); `model` `[N]` int32 the
+    row of the backend's model pool; `gap` leaves `[N]`; `action_buffer` `[N, 3, A]` newest first;
+    `step_count` `[N]` int32; `key` `[N]` typed, one per episode. Outputs of the last step: `observation` `[N,
+    obs]`, `reward` `[N]` float32, and bool `[N]` `terminated` (true ends), `truncated` (time limit) and
+    `success`. `final_observation` `[N, obs]` is the observation at the end of that step even where
+    auto_reset_step has begun a new episode: bootstrap from it at time limits. The host backend keeps
+    everything but `key` in numpy.
     """
 
     physics: Array
@@ -41,38 +45,40 @@ class EnvState(flax.struct.PyTreeNode):
 
 
 class Report(flax.struct.PyTreeNode):
-    """What one control step tells; leaves `[N]` or `[N, obs]`. `key` and `step_count` are the next ones."""
+    """What one control step tells; leaves `[N]`, the observation `[N, obs]`; fields as in EnvState."""
 
-    observation: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    success: jax.Array
-    key: jax.Array
-    step_count: jax.Array
+    observation: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    success: Array
 
 
-def report(task: Task, qpos, qvel, ctrl, sensordata, *, obs_noise, obs_bias, key, step_count) -> Report:
-    """Observes and judges N worlds `[N, ..]` after a control step; noise and bias touch the observation only."""
+def report(task: Task, qpos, qvel, ctrl, sensordata, *, gap: RealGap, key, step_count, noisy=True) -> Report:
+    """Observes and judges N worlds after a control step; noise and bias touch only the observation.
 
-    def one(qpos, qvel, ctrl, sensordata, obs_noise, obs_bias, key, step_count):
-        key, noise_key = jax.random.split(key)
+    Args:
+      qpos, qvel, ctrl, sensordata: `[N, ..]`.
+      gap, key, step_count: `[N]`; the noise is a function of the episode's key and the step count.
+      noisy: False skips drawing noise where `gap.obs_noise` is known to be zero.
+    """
+
+    def one(qpos, qvel, ctrl, sensordata, gap, key, step_count):
         world = (qpos, qvel, ctrl, sensordata)
-        observation = task.observe(*world)
-        noise = obs_noise * jax.random.normal(noise_key, observation.shape)
+        observation = task.observe(*world) + gap.obs_bias
+        if noisy:
+            noise_key = jax.random.fold_in(jax.random.fold_in(key, NOISE_STREAM), step_count)
+            observation += gap.obs_noise * jax.random.normal(noise_key, observation.shape)
         terminated = task.terminated(*world)
-        step_count = step_count + 1
         return Report(
-            observation=observation + noise + obs_bias,
+            observation=observation,
             reward=task.reward(*world),
             terminated=terminated,
             truncated=(step_count >= task.episode_length) & ~terminated,
             success=task.success(*world),
-            key=key,
-            step_count=step_count,
         )
 
-    return jax.vmap(one)(qpos, qvel, ctrl, sensordata, obs_noise, obs_bias, key, step_count)
+    return jax.vmap(one)(qpos, qvel, ctrl, sensordata, gap, key, step_count)
 
 
 def begin_episode(task: Task, key, gap, model, draw):
@@ -83,22 +89,32 @@ def begin_episode(task: Task, key, gap, model, draw):
     """
 
     def one(key, gap, model):
-        key, gap_key, reset_key = jax.random.split(key, 3)
+        key, gap_key, reset_key = jax.random.split(key, NOISE_STREAM)
         gap, model = draw(gap_key, gap, model)
         return (key, gap, model, *task.reset(reset_key, gap))
 
     return jax.vmap(one)(key, gap, model)
 
 
-def keep(key, gap, model):
-    """The `draw` of worlds that never change their dynamics."""
-    del key
-    return gap, model
-
-
-def empty_buffer(task: Task, num_envs: int, xp=jnp):
-    """The action buffer `[N, 3, A]` of a new episode: no action was given yet."""
-    return xp.zeros((num_envs, MAX_ACTION_DELAY, task.action_size), xp.float32)
+def blank(task: Task, *, physics, model, gap, key, xp=jnp) -> EnvState:
+    """A state `[N]` in which no episode was begun: reset fills it by restarting every environment."""
+    n = len(physics)
+    observation = xp.zeros((n, task.observation_size), xp.float32)
+    no = xp.zeros(n, bool)
+    return EnvState(
+        physics=physics,
+        model=model,
+        gap=gap,
+        action_buffer=xp.zeros((n, MAX_ACTION_DELAY, task.action_size), xp.float32),
+        step_count=xp.zeros(n, xp.int32),
+        key=key,
+        observation=observation,
+        final_observation=observation,
+        reward=xp.zeros(n, xp.float32),
+        terminated=no,
+        truncated=no,
+        success=no,
+    )
 
 
 def where(mask, new, old, xp=jnp):

@@ -1,4 +1,4 @@
-"""What can differ between a simulator and the robot: a dynamics gap, and its draw for domain randomisation."""
+"""How a real world differs from a simulator, and the random draw of such gaps in simulation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from core.errors import UserError, nearest
 
-__all__ = ["RealGap", "Solver", "check_fields", "command", "sample_gap"]
+__all__ = ["RealGap", "Solver", "command", "sample_gap"]
 
 MAX_ACTION_DELAY = 3
 
@@ -21,11 +21,12 @@ MAX_ACTION_DELAY = 3
 class RealGap:
     """How one world differs from the nominal model; every field `[]`, or `[N]` for a batch of worlds.
 
-    `*_scale` and `actuator_gain` multiply the nominal value, `actuator_lag` is the share of a velocity command
-    that is lost per substep (0 none, towards 1 sluggish), `frame_rotation` is a calibration error in rad,
-    `dry_friction` a Coulomb force in N, `gravity_comp_error` a share of gravity left uncompensated, `deadzone`
-    the size of action that does nothing, `obs_noise` a standard deviation and `obs_bias` an offset of every
-    observation, `action_delay` whole control steps 0..3. What each does to a model is its task's to say.
+    `*_scale` and `actuator_gain` multiply the nominal value, `actuator_lag` is the share of a velocity
+    command that is lost per substep (0 none, towards 1 sluggish), `frame_rotation` is a calibration error in
+    rad, `dry_friction` a Coulomb force in N, `gravity_comp_error` a share of gravity left uncompensated,
+    `deadzone` the size of action that does nothing, `obs_noise` a standard deviation and `obs_bias` an offset
+    of every observation, `action_delay` whole control steps 0..3. What each does to a model is its task's to
+    say.
     """
 
     mass_scale: float | jax.Array = 1.0
@@ -49,27 +50,14 @@ FIELDS = tuple(field.name for field in dataclasses.fields(RealGap))
 class Solver:
     """Numerical settings of the real side, so that it is never the simulator; the defaults are the robot's.
 
-    The time step is divided by `timestep_divisor` (and so many more of them are taken per control step); `cone`
-    is "elliptic" or "pyramidal"; `iterations` and `noslip_iterations` bound the constraint solver.
+    The time step is divided by `timestep_divisor` (and so many more of them are taken per control step);
+    `cone` is "elliptic" or "pyramidal"; `iterations` and `noslip_iterations` bound the constraint solver.
     """
 
     timestep_divisor: int = 2
     cone: str = "elliptic"
     iterations: int = 50
     noslip_iterations: int = 3
-
-
-def check_fields(randomisation: Mapping[str, tuple[float, float]]) -> None:
-    """Raises UserError for a field RealGap lacks, an empty range, or a delay beyond 3 control steps."""
-    for name, (low, high) in randomisation.items():
-        if name not in FIELDS:
-            raise UserError(
-                f"unknown gap field {name!r}{nearest(name, FIELDS)} (fields: {', '.join(FIELDS)})"
-            )
-        if not low <= high:
-            raise UserError(f"gap field {name}: the range ({low}, {high}) is empty; give (low, high)")
-        if name == "action_delay" and not 0 <= low <= high <= MAX_ACTION_DELAY:
-            raise UserError(f"gap field action_delay: ({low}, {high}) is outside 0..{MAX_ACTION_DELAY}")
 
 
 def draw_gap(key: jax.Array, randomisation: Mapping[str, tuple[float, float]]) -> RealGap:
@@ -95,7 +83,7 @@ def sample_gap(key: jax.Array, randomisation: Mapping[str, tuple[float, float]],
 
 
 def broadcast_gap(gap: RealGap, n: int, xp=jnp) -> RealGap:
-    """Gives every leaf the shape `[n]`, float32 (`action_delay` int32); raises UserError if one has another."""
+    """Gives every leaf the shape `[n]`, float32 (`action_delay` int32); UserError if that is impossible."""
 
     def spread(name):
         leaf = xp.asarray(getattr(gap, name), xp.int32 if name == "action_delay" else xp.float32)
@@ -104,6 +92,35 @@ def broadcast_gap(gap: RealGap, n: int, xp=jnp) -> RealGap:
         return xp.broadcast_to(leaf, (n,))
 
     return RealGap(**{name: spread(name) for name in FIELDS})
+
+
+def check_fields(randomisation: Mapping[str, tuple[float, float]]) -> None:
+    """Raises UserError for a field RealGap lacks, an empty range, or a delay beyond 3 control steps."""
+    for name, (low, high) in randomisation.items():
+        if name not in FIELDS:
+            raise UserError(
+                f"unknown gap field {name!r}{nearest(name, FIELDS)} (fields: {', '.join(FIELDS)})"
+            )
+        if not low <= high:
+            raise UserError(f"gap field {name}: the range ({low}, {high}) is empty; give (low, high)")
+        if name == "action_delay" and not 0 <= low <= high <= MAX_ACTION_DELAY:
+            raise UserError(f"gap field action_delay: ({low}, {high}) is outside 0..{MAX_ACTION_DELAY}")
+
+
+def resolve_gaps(gaps, n: int, xp=jnp):
+    """Reads a backend's `gaps`: None, a RealGap, or ranges to draw from.
+
+    Returns:
+      the gaps `[n]` to begin with, and the ranges, or None if the gaps are fixed.
+    """
+    if isinstance(gaps, Mapping):
+        check_fields(gaps)
+        return broadcast_gap(RealGap(), n, xp), dict(gaps)
+    if gaps is not None and not isinstance(gaps, RealGap):
+        raise UserError(
+            f"gaps is {gaps!r}; give None, a RealGap such as task.gap('paper'), or a dict of ranges"
+        )
+    return broadcast_gap(RealGap() if gaps is None else gaps, n, xp), None
 
 
 def gap_rows(gap: RealGap) -> np.ndarray:

@@ -14,7 +14,7 @@ from mujoco import rollout
 from core.errors import UserError
 from core.sim import episode
 from core.sim.episode import EnvState
-from core.sim.gap import RealGap, Solver, broadcast_gap, check_fields, command, draw_gap, gap_rows
+from core.sim.gap import RealGap, Solver, command, draw_gap, gap_rows, resolve_gaps
 from core.sim.task import Task, compile_model
 
 __all__ = ["NativeSimulator"]
@@ -23,9 +23,10 @@ __all__ = ["NativeSimulator"]
 class NativeSimulator:
     """N environments of one task on native MuJoCo threads.
 
-    One rollout call and one jitted call per control step. Every environment owns a model of a pool that is
-    written in place (plus mj_setConst) whenever its gap changes and never copied again. The methods are functions
-    of their arguments: a checkpointed EnvState continues exactly, whatever the pool held.
+    One rollout call and one jitted call per control step. Every environment owns a model of a pool; a model
+    is written in place (plus mj_setConst) when its environment's gap changes and never copied again. The
+    methods are functions of their arguments: a checkpointed EnvState continues exactly, whatever the pool
+    held. Everything runs on the host, also where JAX has an accelerator.
 
     Args:
       task: the environment.
@@ -48,52 +49,45 @@ class NativeSimulator:
         self.task = task
         self.num_envs = num_envs
         template = compile_model(task, solver)
-        self._finer = solver.timestep_divisor if solver else 1
-        self._models = [copy.copy(template) for _ in range(num_envs)]
-        self._scratch = mujoco.MjData(template)
-        self._written = np.full((num_envs, 0), np.nan)
-        self._gap: RealGap | None = None
+        self._nstate = mujoco.mj_stateSize(template, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+        # Sensors are read a nominal substep before the end, however fine the solver's own steps are.
+        self._divisor = solver.timestep_divisor if solver else 1
         threads = threads or len(os.sched_getaffinity(0))
         self._rollout = rollout.Rollout(nthread=threads if threads > 1 else 0)
         self._data = [mujoco.MjData(template) for _ in range(threads)]
-        self._nstate = mujoco.mj_stateSize(template, mujoco.mjtState.mjSTATE_FULLPHYSICS)
 
-        if isinstance(gaps, Mapping):
-            check_fields(gaps)
-            ranges = dict(gaps)
-            self._first_gap = broadcast_gap(RealGap(), num_envs, np)
+        self._models = [copy.copy(template) for _ in range(num_envs)]
+        self._scratch = mujoco.MjData(template)
+        self._held: RealGap | None = None
+        self._rows: np.ndarray | None = None
+        self._noisy = False
 
-            def draw(key, gap, model):
-                return draw_gap(key, ranges), model
+        self._gap, ranges = resolve_gaps(gaps, num_envs, np)
+        self._draws = ranges is not None
 
-        else:
-            self._first_gap = broadcast_gap(gaps if gaps is not None else RealGap(), num_envs, np)
-            draw = episode.keep
-        self._redraws = draw is not episode.keep
+        def draw(key, gap, model):
+            return (draw_gap(key, ranges) if ranges is not None else gap), model
+
+        self._cpu = jax.local_devices(backend="cpu")[0]
         self._begin = jax.jit(lambda key, gap, model: episode.begin_episode(task, key, gap, model, draw))
         self._report = jax.jit(
-            lambda *world, **rest: episode.report(task, *world, **rest),
+            lambda *world, noisy, **rest: episode.report(task, *world, noisy=noisy, **rest),
+            static_argnames="noisy",
         )
+        self._where = jax.jit(episode.where)
 
     def reset(self, key: jax.Array) -> EnvState:
         """New episodes in all N environments, from one typed key."""
         n = self.num_envs
-        size = self.task.observation_size
-        blank = EnvState(
+        state = episode.blank(
+            self.task,
             physics=np.zeros((n, self._nstate)),
             model=np.arange(n, dtype=np.int32),
-            gap=self._first_gap,
-            action_buffer=episode.empty_buffer(self.task, n, np),
-            step_count=np.zeros(n, np.int32),
-            key=jax.random.split(key, n),
-            observation=np.zeros((n, size), np.float32),
-            final_observation=np.zeros((n, size), np.float32),
-            reward=np.zeros(n, np.float32),
-            terminated=np.zeros(n, bool),
-            truncated=np.zeros(n, bool),
-            success=np.zeros(n, bool),
+            gap=self._gap,
+            key=jax.random.split(jax.device_put(key, self._cpu), n),
+            xp=np,
         )
-        state = self.restart(blank, np.ones(n, bool))
+        state = self.restart(state, np.ones(n, bool))
         return state.replace(final_observation=state.observation)
 
     def step(self, state: EnvState, action) -> EnvState:
@@ -104,21 +98,16 @@ class NativeSimulator:
         action = self._checked(action)
         self._write(state.gap)
         ctrl, action_buffer = command(action, np.asarray(state.action_buffer), state.gap, xp=np)
-        nstep = self.task.substeps * self._finer
-        physics, sensordata = self._simulate(self._models, state.physics, ctrl, nstep)
-        told = self._tell(physics[:, -1], ctrl, sensordata[:, -self._finer], state.gap, state)
-        return state.replace(
+        physics, sensordata = self._simulate(
+            self._models, state.physics, ctrl, self.task.substeps * self._divisor
+        )
+        state = state.replace(
             physics=physics[:, -1].copy(),
             action_buffer=action_buffer,
-            step_count=told.step_count,
-            key=told.key,
-            observation=told.observation,
-            final_observation=told.observation,
-            reward=told.reward,
-            terminated=told.terminated,
-            truncated=told.truncated,
-            success=told.success,
+            step_count=np.asarray(state.step_count) + np.int32(1),
         )
+        told = self._tell(state, ctrl, sensordata[:, -self._divisor])
+        return state.replace(**vars(told), final_observation=told.observation)
 
     def auto_reset_step(self, state: EnvState, action) -> EnvState:
         """`step`, then a new episode (and gap draw) wherever one ended.
@@ -127,37 +116,35 @@ class NativeSimulator:
         first of the new episode.
         """
         state = self.step(state, action)
-        ended = np.asarray(state.terminated) | np.asarray(state.truncated)
+        ended = state.terminated | state.truncated
         return self.restart(state, ended) if ended.any() else state
 
     def restart(self, state: EnvState, mask) -> EnvState:
-        """New episodes where `mask` `[N]`; the outputs of the last step stay, but for the observation."""
+        """New episodes where `mask` `[N]`; of the last step's outputs only the observation changes."""
         mask = np.asarray(mask)
         chosen = np.flatnonzero(mask)
         key, gap, _, qpos, qvel = self._begin(state.key, state.gap, state.model)
-        gap = (
-            episode.where(mask, jax.tree.map(np.asarray, gap), state.gap, np) if self._redraws else state.gap
-        )
+        gap = episode.where(mask, jax.device_get(gap), state.gap, np) if self._draws else state.gap
         self._write(gap)
         physics = np.array(state.physics)
-        nq, nv = self.task.nominal.nq, self.task.nominal.nv
         physics[chosen] = 0.0
+        nq, nv = qpos.shape[1], qvel.shape[1]
         physics[chosen, 1 : 1 + nq] = np.asarray(qpos)[chosen]
         physics[chosen, 1 + nq : 1 + nq + nv] = np.asarray(qvel)[chosen]
+        begun = state.replace(
+            physics=physics,
+            gap=gap,
+            action_buffer=episode.where(mask, np.zeros_like(state.action_buffer), state.action_buffer, np),
+            step_count=np.where(mask, np.int32(0), state.step_count),
+            key=self._where(mask, key, state.key),
+        )
         ctrl = np.zeros((self.num_envs, self.task.action_size), np.float32)
-        # Sensors after one substep are those of the state before it: the initial one. The substep is discarded.
+        # One substep, then discarded: its sensors are those of the state before it, the initial one.
         sensordata = np.zeros((self.num_envs, self.task.nominal.nsensordata))
         models = [self._models[i] for i in chosen]
         sensordata[chosen] = self._simulate(models, physics[chosen], ctrl[chosen], 1)[1][:, 0]
-        told = self._tell(physics, ctrl, sensordata, gap, state.replace(key=key))
-        return state.replace(
-            physics=physics,
-            gap=gap,
-            action_buffer=np.where(mask[:, None, None], np.float32(0), state.action_buffer),
-            step_count=np.where(mask, np.int32(0), state.step_count),
-            key=episode.where(mask, told.key, state.key),
-            observation=np.where(mask[:, None], told.observation, state.observation),
-        )
+        told = self._tell(begun, ctrl, sensordata)
+        return begun.replace(observation=np.where(mask[:, None], told.observation, state.observation))
 
     def _checked(self, action) -> np.ndarray:
         action = np.asarray(action, np.float32)
@@ -171,15 +158,14 @@ class NativeSimulator:
 
     def _write(self, gap: RealGap) -> None:
         """Makes the pool hold these gaps; free if it already does."""
-        if gap is self._gap:
+        if gap is self._held:
             return
         rows = gap_rows(gap)
-        if rows.shape != self._written.shape:
-            self._written = np.full(rows.shape, np.nan)
-        for i in np.flatnonzero((rows != self._written).any(axis=1)):
+        stale = np.ones(len(rows), bool) if self._rows is None else (rows != self._rows).any(axis=1)
+        for i in np.flatnonzero(stale):
             self.task.write_dynamics(self._models[i], self.task.nominal, RealGap(*rows[i].tolist()))
             mujoco.mj_setConst(self._models[i], self._scratch)
-        self._written, self._gap = rows, gap
+        self._held, self._rows, self._noisy = gap, rows, bool(np.any(gap.obs_noise))
 
     def _simulate(self, models, physics, ctrl, nstep):
         """Physics `[n, nstep, nstate]` and sensordata `[n, nstep, nsensordata]` under a held command."""
@@ -198,15 +184,17 @@ class NativeSimulator:
         )
         return states, sensordata
 
-    def _tell(self, physics, ctrl, sensordata, gap, state):
+    def _tell(self, state: EnvState, ctrl, sensordata) -> episode.Report:
         nq, nv = self.task.nominal.nq, self.task.nominal.nv
-        return self._report(
-            physics[:, 1 : 1 + nq].astype(np.float32),
-            physics[:, 1 + nq : 1 + nq + nv].astype(np.float32),
+        world = state.physics[:, 1 : 1 + nq + nv].astype(np.float32)
+        told = self._report(
+            world[:, :nq],
+            world[:, nq:],
             ctrl,
             sensordata.astype(np.float32),
-            obs_noise=gap.obs_noise,
-            obs_bias=gap.obs_bias,
+            gap=state.gap,
             key=state.key,
             step_count=state.step_count,
+            noisy=self._noisy,
         )
+        return jax.tree.map(np.asarray, told)

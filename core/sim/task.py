@@ -20,12 +20,12 @@ class Task:
     """An MJCF model plus pure functions for one world; the backends batch them with vmap.
 
     `observe`, `reward`, `terminated` and `success` take (qpos `[nq]`, qvel `[nv]`, ctrl `[nu]`, sensordata
-    `[nsensordata]`). Sensors show the world one substep (`timestep`) before the end of a control step, on every
-    backend and for every solver; right after a reset they show the initial state. `reset(key, gap)` gives (qpos,
-    qvel). `write_dynamics(model, nominal, gap)` writes the fields of an MjModel in place on the host, from the
-    nominal model and one gap of Python floats; `model_fields` names the fields it may change.
-    `reward_from_observation(observation [.., obs]) -> [..]` and `success_from_observation` exist where reward and
-    success are functions of a noise-free observation alone (what a model-based planner needs), else None.
+    `[nsensordata]`). Sensors show the world one substep (`timestep`) before the end of a control step, on
+    every backend and for every solver; right after a reset they show the initial state. `reset(key, gap)`
+    gives (qpos, qvel). `write_dynamics(model, nominal, gap)` writes the fields of an MjModel in place on the
+    host, from the nominal model and one gap of Python floats; `model_fields` names the fields it may change.
+    `reward_from_observation(observation [.., obs]) -> [..]` and `success_from_observation` exist where reward
+    and success are functions of a noise-free observation alone (what a model-based planner needs), else None.
     """
 
     name: str

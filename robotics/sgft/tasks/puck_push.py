@@ -1,7 +1,7 @@
 """Push a puck onto a target with a velocity-controlled hand: the default task, one MJCF for every backend.
 
-Observation 8: hand position and velocity, puck position and velocity (x, y each), clipped to +-2, in m and m/s.
-Action 2 in [-1, 1]: the hand's velocity command in m/s. 40 control steps of 0.1 s, time limit only.
+Observation 8: hand position and velocity, puck position and velocity (x, y each), clipped to +-2, in m and
+m/s. Action 2 in [-1, 1]: the hand's velocity command in m/s. 40 control steps of 0.1 s, time limit only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = ["GAMMA", "GAPS", "RANDOMISATION", "TASK", "initial_state", "reward", 
 GAMMA = 0.97
 EPISODE_LENGTH = 40
 SUBSTEPS = 5
+STIFFNESS = 400.0  # of the contact, per unit of nominal puck mass, 1/s^2
 # sensordata is hand position, hand velocity, puck position, puck velocity, three numbers each.
 OBSERVED = (0, 1, 3, 4, 6, 7, 9, 10)
 
@@ -50,8 +51,8 @@ GAPS = {
 def initial_state(key):
     """Start of an episode: hand xy `[2]` and puck xy `[2]` in m.
 
-    The puck lies 0.6 m from the target at an angle U(-0.4, 0.4) rad, the hand behind it (1.5 times as far) with
-    U(-0.05, 0.05) m of error per axis; both at rest.
+    The puck lies 0.6 m from the target at an angle U(-0.4, 0.4) rad, the hand behind it (1.5 times as far)
+    with U(-0.05, 0.05) m of error per axis; both at rest.
     """
     angle_key, hand_key = jax.random.split(key)
     angle = jax.random.uniform(angle_key, (), jnp.float32, -0.4, 0.4)
@@ -87,7 +88,8 @@ def reward(observation):
 
 
 def success(observation):
-    """Whether the puck's centre is within 0.1 m of the target: `[..]` bool, of noise-free observations `[.., 8]`.
+    """Whether the puck's centre is within 0.1 m of the target: `[..]` bool, of noise-free observations `[..,
+    8]`.
 
     An episode succeeds by its last step.
     """
@@ -95,7 +97,7 @@ def success(observation):
 
 
 def scripted_pusher(observation):
-    """A hand-written expert, action `[2]` from a noise-free observation `[8]`: go behind the puck, then push."""
+    """A hand-written expert, action `[2]` from an observation `[8]`: get behind the puck, then push it."""
     hand, puck = observation[0:2], observation[4:6]
     distance = jnp.linalg.norm(puck)
     outward = puck / distance
@@ -110,22 +112,24 @@ def scripted_pusher(observation):
 
 
 def _write_dynamics(model, nominal, gap):
-    hand, puck = 1, 2
     step = nominal.opt.timestep
+    hand_mass, puck_mass = nominal.body_mass[1:].tolist()
     # Under implicitfast one nominal substep gives v += beta (gain ctrl - v).
     beta = 0.5 * (1.0 - gap.actuator_lag)
-    velocity_gain = nominal.body_mass[hand] * beta / ((1.0 - beta) * step)
+    velocity_gain = hand_mass * beta / ((1.0 - beta) * step)
     model.actuator_gainprm[:, 0] = velocity_gain * gap.actuator_gain
     model.actuator_biasprm[:, 2] = -velocity_gain
-    mass = nominal.body_mass[puck] * gap.mass_scale
+    puck_mass *= gap.mass_scale
     decay = 4.0 * gap.friction_scale
-    model.body_mass[puck] = mass
-    model.pair_solref[0] = (nominal.pair_solref[0, 0] / gap.mass_scale, -decay)
+    model.body_mass[2] = puck_mass
+    model.pair_solref[0] = (-STIFFNESS / gap.mass_scale, -decay)
     # A free puck loses exactly the share step * decay of its speed in each nominal substep.
-    model.dof_damping[2:4] = gap.damping_scale * mass * decay / (1.0 - step * decay)
-    model.dof_frictionloss[2:4] = gap.dry_friction
+    model.dof_damping[2:] = gap.damping_scale * puck_mass * decay / (1.0 - step * decay)
+    model.dof_frictionloss[2:] = gap.dry_friction
     cos, sin = math.cos(gap.frame_rotation), math.sin(gap.frame_rotation)
-    model.jnt_axis[0:2] = ((cos, sin, 0.0), (-sin, cos, 0.0))
+    axis = model.jnt_axis
+    axis[0, 0], axis[0, 1] = cos, sin
+    axis[1, 0], axis[1, 1] = -sin, cos
 
 
 TASK = Task(
