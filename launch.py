@@ -17,7 +17,6 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from core import config as configs
-from core import workdirs
 from core.errors import UserError, explain
 
 MODES = ("train", "eval", "check", "report")
@@ -28,12 +27,11 @@ BACKENDS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line `argv` (without the program's name); returns the exit code: 0, 2, 3 or 143."""
     argv = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in argv
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("core").setLevel(logging.DEBUG if "--debug" in argv else logging.INFO)
     try:
         return _main(argv)
     except UserError as error:
-        if debug:
-            raise
         return explain(error)
     except KeyboardInterrupt:
         print("interrupted; run the same command to go on from the last checkpoint", file=sys.stderr)
@@ -60,7 +58,7 @@ def _main(argv: list[str]) -> int:
     if options.restart and options.mode != "train":
         raise UserError(f"--restart begins a training anew: it does not go with --mode={options.mode}")
     workdir = Path(options.workdir or f"runs/{config.name}-{variant}")
-    _log_to_stderr(config)
+    logging.getLogger(str(config.method).split(".")[0]).setLevel(logging.INFO)
     fake = int(config.check.devices) if options.mode == "check" else 0
     _environment(options.platform, fake)
     _processes(options)
@@ -132,7 +130,7 @@ def _read(
     if options.config:
         config, variant, path = configs.load(options.config)
         return config, variant, configs.override(config, pairs), path
-    past = workdirs.recorded(Path(options.workdir))
+    past = configs.recorded(Path(options.workdir))
     if pairs:
         raise UserError(f"--config.{pairs[0][0]} needs a --config to override")
     return past.config, past.variant, past.overrides, None
@@ -196,13 +194,6 @@ def _devices(platform: str, fake_devices: int) -> None:
     if not devices:
         raise UserError(f"JAX finds no device (JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')})")
     logging.getLogger("core").info("running on %d x %s", len(devices), devices[0].device_kind)
-
-
-def _log_to_stderr(config: ConfigDict) -> None:
-    """Shows what this project logs, and of the libraries only warnings."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for package in ("core", str(config.method).split(".")[0]):
-        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def _results(config: ConfigDict, variant: str) -> Path | None:

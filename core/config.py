@@ -11,14 +11,15 @@ import math
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from core.errors import UserError, nearest
-from core.files import plain
+from core.files import plain, read_json
 
 __all__ = [
+    "Recorded",
     "comment_of",
     "comments",
     "differences",
@@ -27,11 +28,12 @@ __all__ = [
     "from_plain",
     "load",
     "override",
+    "recorded",
     "sha256",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUIRED = ("name", "method", "seed", "mesh")
+REQUIRED = ("name", "method", "seed", "mesh", "check", "expected")
 
 
 def find(path: str) -> Path:
@@ -69,7 +71,7 @@ def load(spec: str) -> tuple[ConfigDict, str, Path]:
     config = from_plain(module.get_config(variant).to_dict())
     missing = [key for key in REQUIRED if key not in config]
     if missing:
-        raise UserError(f"{path} sets no {', '.join(missing)}: every config needs {', '.join(REQUIRED)}")
+        raise UserError(f"{path} sets no {', '.join(missing)}: configs need {', '.join(REQUIRED)}")
     return config, variant, path
 
 
@@ -102,6 +104,27 @@ def sha256(config: ConfigDict) -> str:
             raise UserError(f"config.{path} is {value}: a config holds finite numbers, use None for 'none'")
     text = json.dumps(plain(config.to_dict()), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Recorded(NamedTuple):
+    """What config.json says: the config, its variant, the overrides in it and its hash."""
+
+    config: ConfigDict
+    variant: str
+    overrides: dict[str, Any]
+    sha256: str
+
+
+def recorded(workdir: Path) -> Recorded:
+    """Reads WORKDIR/config.json; UserError if there is none or it can not be read."""
+    path = workdir / "config.json"
+    try:
+        data = read_json(path)
+        return Recorded(from_plain(data["config"]), data["variant"], data["overrides"], data["config_sha256"])
+    except FileNotFoundError:
+        raise UserError(f"{workdir} holds no run ({path.name} is missing): train first") from None
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(f"{path} can not be read ({error}): choose another --workdir") from None
 
 
 def differences(old: ConfigDict, new: ConfigDict, limit: int = 4) -> str:
@@ -143,8 +166,9 @@ def _section(config: ConfigDict, path: str) -> tuple[ConfigDict, str]:
             raise UserError(f"config.{'.'.join(parents[:depth])} is a value, it has no key {key!r}")
         if key not in section:
             here = "".join(f"{parent}." for parent in parents[:depth])
+            elsewhere = [name for name in flatten(config) if name.split(".")[-1] == leaf]
             siblings = nearest(here + key, [here + name for name in section])
-            hint = siblings or nearest(path, flatten(config))
+            hint = nearest(path, elsewhere, cutoff=0.0) or siblings or nearest(path, flatten(config))
             raise UserError(f"config has no key {here + key!r}{hint} (--help_config lists all)")
         if depth < len(parents):
             section = section[key]
@@ -205,7 +229,7 @@ def _convert_tuple(value: Any, default: tuple) -> tuple:
 
 
 def comments(path: Path) -> dict[str, str]:
-    """Returns `{dotted.path: comment}` from a config's source: the `# ...` after what sets a key.
+    """Returns `{dotted.path: comment}` of a config's source: the `# ...` after what sets a key.
 
     Keys that a helper function returns are listed by the path they have there, after a dot: `.lr`.
     """
@@ -224,7 +248,7 @@ def comments(path: Path) -> dict[str, str]:
 
 
 def comment_of(key: str, table: Mapping[str, str]) -> str:
-    """Returns the comment of `a.b.c` in `comments(...)`: of its path, else of a helper's `.b.c` or `.c`; or ""."""
+    """Returns the comment of `a.b.c` in `comments(...)`, its own or a helper's `.b.c` or `.c`; or ""."""
     suffixes = [f".{key}", *(key[i:] for i, letter in enumerate(key) if letter == ".")]
     return next((table[name] for name in [key, *suffixes] if name in table), "")
 

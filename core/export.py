@@ -69,7 +69,8 @@ def save(
         "jax": jax.__version__,
     }
     buffer = io.BytesIO()
-    np.savez(buffer, **{str(i): _storable(leaf) for i, leaf in enumerate(leaves)})
+    arrays: dict[str, Any] = {str(i): _storable(leaf) for i, leaf in enumerate(leaves)}
+    np.savez(buffer, **arrays)
     files = {
         "module.bin": bytes(exported.serialize()),
         "params.npz": buffer.getvalue(),
@@ -94,9 +95,7 @@ def load(directory: str | os.PathLike) -> Callable:
     backend = jax.default_backend()
     names = ("cuda", "rocm") if backend == "gpu" else (backend,)
     if not set(names) & set(meta["platforms"]):
-        raise UserError(
-            f"{directory} was exported for {', '.join(meta['platforms'])}, this process runs on {backend}"
-        )
+        raise UserError(f"{directory} is for {', '.join(meta['platforms'])}, this process runs on {backend}")
     params = [jnp.asarray(leaf) for leaf in leaves]
     call = jax.jit(exported.call)
     return lambda *inputs: call(params, *inputs)

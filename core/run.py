@@ -25,7 +25,7 @@ from core import export as exporting
 from core import progress as progressing
 from core import summary as summaries
 from core.checkpoint import Checkpoints, data_position, set_data_position
-from core.config import ROOT, sha256
+from core.config import ROOT, recorded, sha256
 from core.errors import NonFiniteError, Preempted, UserError, explain
 from core.files import read_json, write_bytes, write_json
 from core.mesh import check_same_config, make_mesh
@@ -280,7 +280,7 @@ class Loaded(NamedTuple):
 
 def load(workdir: str | os.PathLike) -> Loaded:
     """Gives back what a run learned; UserError if the folder holds no run or no usable checkpoint."""
-    past = workdirs.recorded(Path(workdir))
+    past = recorded(Path(workdir))
     run = Run(past.config, workdir, mode="eval", variant=past.variant, overrides=past.overrides, quiet=True)
     params, apply = experiment(past.config).load(past.config, run)
     return Loaded(past.config, params, apply)
@@ -329,7 +329,7 @@ def execute(
     workdir = Path(workdir)
     try:
         if mode == "report":
-            workdirs.recorded(workdir)
+            recorded(workdir)
             report.write(workdir)
             print(workdir / "report.html")
             return 0
@@ -373,7 +373,7 @@ def _train(run: Run, method: ModuleType) -> int:
 
 
 def _evaluate(config, workdir, method, variant, overrides, quiet) -> int:
-    workdirs.recorded(workdir)
+    recorded(workdir)
     workdirs.settle(workdir, config)
     run = Run(config, workdir, mode="eval", variant=variant, overrides=overrides, quiet=quiet)
     record = {

@@ -9,7 +9,7 @@ import operator
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,12 @@ from core.files import plain, write_json
 
 __all__ = ["Claim", "commit", "copy_to_results", "environment", "measured", "render"]
 
-_OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "mujoco", "numpy")
 
 
@@ -48,8 +53,9 @@ class Claim:
     @property
     def holds(self) -> bool:
         """Whether `value op threshold`."""
-        finite = self.value is not None and math.isfinite(self.value)
-        return finite and bool(_OPERATORS[self.op](self.value, self.threshold))
+        if self.value is None or not math.isfinite(self.value):
+            return False
+        return bool(_OPERATORS[self.op](self.value, self.threshold))
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the claim as summary.json holds it."""
@@ -90,7 +96,7 @@ def commit(repository: Path) -> tuple[str | None, bool | None]:
 
 def environment() -> dict[str, Any]:
     """Returns versions, devices and processes of this run, as summary.json holds them."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

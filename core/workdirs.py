@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from core.config import differences, from_plain, sha256
+from core.config import differences, recorded, sha256
 from core.errors import UserError
 from core.files import read_json, write_json
 
-__all__ = ["Recorded", "finished", "move_aside", "prepare", "recorded", "settle"]
-
-
-class Recorded(NamedTuple):
-    """What config.json says: the config, its variant, the overrides in it and its hash."""
-
-    config: ConfigDict
-    variant: str
-    overrides: dict[str, Any]
-    sha256: str
-
-
-def recorded(workdir: Path) -> Recorded:
-    """Reads WORKDIR/config.json; UserError if there is none or it can not be read."""
-    path = workdir / "config.json"
-    try:
-        data = read_json(path)
-        return Recorded(from_plain(data["config"]), data["variant"], data["overrides"], data["config_sha256"])
-    except FileNotFoundError:
-        raise UserError(f"{workdir} holds no run ({path.name} is missing): train first") from None
-    except (ValueError, KeyError, OSError) as error:
-        raise UserError(f"{path} can not be read ({error}): choose another --workdir") from None
+__all__ = ["finished", "move_aside", "prepare", "settle"]
 
 
 def settle(workdir: Path, config: ConfigDict) -> None:
