@@ -44,6 +44,7 @@ class Task:
     gaps: Mapping[str, RealGap]
     reward_from_observation: Callable | None = None
     success_from_observation: Callable | None = None
+    exploring_reset: Callable | None = None
 
     @cached_property
     def nominal(self) -> mujoco.MjModel:

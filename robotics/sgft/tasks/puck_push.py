@@ -73,6 +73,16 @@ def _reset(key, gap):
     return jnp.concatenate([rotate(hand, -gap.frame_rotation), puck]), jnp.zeros(4, jnp.float32)
 
 
+def _exploring_reset(key, gap):
+    """Puck anywhere within 0.8 m of the target, hand within 0.5 m of the puck per axis; both at rest."""
+    radius_key, angle_key, hand_key = jax.random.split(key, 3)
+    radius = 0.8 * jnp.sqrt(jax.random.uniform(radius_key))
+    angle = jax.random.uniform(angle_key, (), jnp.float32, -jnp.pi, jnp.pi)
+    puck = radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+    hand = puck + jax.random.uniform(hand_key, (2,), jnp.float32, -0.5, 0.5)
+    return jnp.concatenate([rotate(hand, -gap.frame_rotation), puck]), jnp.zeros(4, jnp.float32)
+
+
 def _observe(qpos, qvel, ctrl, sensordata):
     del qpos, qvel, ctrl
     return jnp.clip(sensordata[jnp.array(OBSERVED)], -2.0, 2.0)
@@ -160,4 +170,5 @@ TASK = Task(
     gaps=GAPS,
     reward_from_observation=reward,
     success_from_observation=success,
+    exploring_reset=_exploring_reset,
 )
