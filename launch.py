@@ -42,12 +42,10 @@ def _main(argv: list[str]) -> int:
     plain, pairs = _split(argv)
     options = _options(plain)
     if options.help:
-        print(f"{__doc__}\n{options.main_module_help()}")
+        print(__doc__, *(f"  --{name}: {options[name].help}" for name in options), sep="\n")
         return 0
     if not options.config and not options.workdir:
-        raise UserError(
-            "no --config: launch.py --config=configs/NAME.py[:smoke|small|full] (--help lists all flags)"
-        )
+        raise UserError("no --config: give --config=configs/NAME.py[:VARIANT] (--help lists all flags)")
     # A method of one's own is a folder where one works; what is installed comes first.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -81,14 +79,16 @@ def _split(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Separates `--config.PATH=VALUE` (or `--config.PATH VALUE`) from the flags."""
     plain: list[str] = []
     pairs: list[tuple[str, str]] = []
-    rest = iter(argv)
-    for item in rest:
+    rest = list(argv)
+    while rest:
+        item = rest.pop(0)
         match = re.fullmatch(r"--?config\.([^=]*)(?:=(.*))?", item, re.DOTALL)
         if match is None:
             plain.append(item)
             continue
         path, value = match.groups()
-        value = next(rest, None) if value is None else value
+        if value is None and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
         if value is None:
             raise UserError(f"--config.{path} has no value: write --config.{path}=VALUE")
         pairs.append((path, value))
@@ -130,21 +130,19 @@ def _read(
     if options.config:
         config, variant, path = configs.load(options.config)
         return config, variant, configs.override(config, pairs), path
-    past = configs.recorded(Path(options.workdir))
     if pairs:
         raise UserError(f"--config.{pairs[0][0]} needs a --config to override")
+    past = configs.recorded(Path(options.workdir))
     return past.config, past.variant, past.overrides, None
 
 
 def _describe(config: ConfigDict, path: Path | None) -> str:
     table = configs.comments(path) if path else {}
-    leaves = configs.flatten(config)
-    width = min(max(len(f"{key} = {value!r}") for key, value in leaves.items()), 60)
     lines = []
-    for key, value in leaves.items():
+    for key, value in configs.flatten(config).items():
         comment = configs.comment_of(key, table)
         line = f"--config.{key}={value!r}"
-        lines.append(f"{line:<{width + 9}}  # {comment}" if comment else line)
+        lines.append(f"{line:<48}  # {comment}" if comment else line)
     return "\n".join(lines)
 
 
@@ -188,9 +186,7 @@ def _devices(platform: str, fake_devices: int) -> None:
         hint = f" (is methodax[{platform}] installed?)" if platform != "cpu" else ""
         raise UserError(f"--platform={platform}: no such device{hint}; there is: {there}")
     if fake_devices and len(devices) != fake_devices:
-        raise UserError(
-            f"--mode=check wants {fake_devices} fake devices, JAX already started with {len(devices)}"
-        )
+        raise UserError(f"--mode=check wants {fake_devices} fake devices, JAX started with {len(devices)}")
     if not devices:
         raise UserError(f"JAX finds no device (JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')})")
     logging.getLogger("core").info("running on %d x %s", len(devices), devices[0].device_kind)

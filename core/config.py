@@ -122,7 +122,9 @@ def recorded(workdir: Path) -> Recorded:
         data = read_json(path)
         return Recorded(from_plain(data["config"]), data["variant"], data["overrides"], data["config_sha256"])
     except FileNotFoundError:
-        raise UserError(f"{workdir} holds no run ({path.name} is missing): train first") from None
+        raise UserError(
+            f"{workdir} holds no run ({path.name} is missing): train one with --config=FILE"
+        ) from None
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path} can not be read ({error}): choose another --workdir") from None
 

@@ -24,9 +24,7 @@ def settle(workdir: Path, config: ConfigDict) -> None:
         # A check may come before the run; a dot file is a write that a crash cut short.
         foreign = [p.name for p in _entries(workdir) if p.name != "check.json" and not p.name.startswith(".")]
         if foreign:
-            raise UserError(
-                f"{workdir} is not a run's folder (it holds {foreign[0]}): choose another --workdir"
-            )
+            raise UserError(f"{workdir} is no run's folder (it holds {foreign[0]}): choose another --workdir")
         return
     old = recorded(workdir)
     if old.sha256 != sha256(config):
