@@ -54,21 +54,21 @@ class Report(flax.struct.PyTreeNode):
     success: Array
 
 
-def report(task: Task, qpos, qvel, ctrl, sensordata, *, gap: RealGap, key, step_count, noisy=True) -> Report:
+def report(task: Task, qpos, qvel, ctrl, sensordata, *, obs_noise, obs_bias, key, step_count) -> Report:
     """Observes and judges N worlds after a control step; noise and bias touch only the observation.
 
     Args:
       qpos, qvel, ctrl, sensordata: `[N, ..]`.
-      gap, key, step_count: `[N]`; the noise is a function of the episode's key and the step count.
-      noisy: False skips drawing noise where `gap.obs_noise` is known to be zero.
+      obs_noise, obs_bias: `[N]`; a noise of None saves drawing it.
+      key, step_count: `[N]`; the noise is a function of the episode's key and the step count.
     """
 
-    def one(qpos, qvel, ctrl, sensordata, gap, key, step_count):
+    def one(qpos, qvel, ctrl, sensordata, obs_noise, obs_bias, key, step_count):
         world = (qpos, qvel, ctrl, sensordata)
-        observation = task.observe(*world) + gap.obs_bias
-        if noisy:
+        observation = task.observe(*world) + obs_bias
+        if obs_noise is not None:
             noise_key = jax.random.fold_in(jax.random.fold_in(key, NOISE_STREAM), step_count)
-            observation += gap.obs_noise * jax.random.normal(noise_key, observation.shape)
+            observation += obs_noise * jax.random.normal(noise_key, observation.shape)
         terminated = task.terminated(*world)
         return Report(
             observation=observation,
@@ -78,7 +78,7 @@ def report(task: Task, qpos, qvel, ctrl, sensordata, *, gap: RealGap, key, step_
             success=task.success(*world),
         )
 
-    return jax.vmap(one)(qpos, qvel, ctrl, sensordata, gap, key, step_count)
+    return jax.vmap(one)(qpos, qvel, ctrl, sensordata, obs_noise, obs_bias, key, step_count)
 
 
 def begin_episode(task: Task, key, gap, model, draw):

@@ -120,7 +120,11 @@ def resolve_gaps(gaps, n: int, xp=jnp):
         raise UserError(
             f"gaps is {gaps!r}; give None, a RealGap such as task.gap('paper'), or a dict of ranges"
         )
-    return broadcast_gap(RealGap() if gaps is None else gaps, n, xp), None
+    gap = RealGap() if gaps is None else gaps
+    delay = np.asarray(gap.action_delay)
+    if not ((delay >= 0) & (delay <= MAX_ACTION_DELAY)).all():
+        raise UserError(f"gap field action_delay is {delay}, outside 0..{MAX_ACTION_DELAY} control steps")
+    return broadcast_gap(gap, n, xp), None
 
 
 def gap_rows(gap: RealGap) -> np.ndarray:
@@ -139,7 +143,6 @@ def command(action, action_buffer, gap: RealGap, *, xp=jnp):
       the command `[N, A]` to hold for this control step and the new buffer `[N, 3, A]`.
     """
     past = xp.concatenate([xp.clip(action, -1.0, 1.0)[:, None], action_buffer], axis=1)
-    delay = xp.asarray(gap.action_delay)[:, None, None]
-    ctrl = xp.take_along_axis(past, delay, axis=1)[:, 0]
+    ctrl = past[xp.arange(len(past)), xp.asarray(gap.action_delay)]
     alive = xp.abs(ctrl) >= xp.asarray(gap.deadzone)[:, None]
     return xp.where(alive, ctrl, xp.zeros_like(ctrl)), past[:, :MAX_ACTION_DELAY]

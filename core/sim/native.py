@@ -34,7 +34,7 @@ class NativeSimulator:
       gaps: None for the nominal model; a RealGap (leaves `[]` or `[N]`) for fixed dynamics; a dict of
         field -> (low, high) for a new draw per episode.
       solver: Solver() for the real side, None for the simulator.
-      threads: of the rollout pool; None takes every core this process may use.
+      threads: of the rollout pool; None takes every core this process may use, at most N.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class NativeSimulator:
         self._nstate = mujoco.mj_stateSize(template, mujoco.mjtState.mjSTATE_FULLPHYSICS)
         # Sensors are read a nominal substep before the end, however fine the solver's own steps are.
         self._divisor = solver.timestep_divisor if solver else 1
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = min(threads or len(os.sched_getaffinity(0)), num_envs)
         self._rollout = rollout.Rollout(nthread=threads if threads > 1 else 0)
         self._data = [mujoco.MjData(template) for _ in range(threads)]
 
@@ -70,10 +70,7 @@ class NativeSimulator:
 
         self._cpu = jax.local_devices(backend="cpu")[0]
         self._begin = jax.jit(lambda key, gap, model: episode.begin_episode(task, key, gap, model, draw))
-        self._report = jax.jit(
-            lambda *world, noisy, **rest: episode.report(task, *world, noisy=noisy, **rest),
-            static_argnames="noisy",
-        )
+        self._report = jax.jit(lambda *world, **rest: episode.report(task, *world, **rest))
         self._where = jax.jit(episode.where)
 
     def reset(self, key: jax.Array) -> EnvState:
@@ -98,16 +95,19 @@ class NativeSimulator:
         action = self._checked(action)
         self._write(state.gap)
         ctrl, action_buffer = command(action, np.asarray(state.action_buffer), state.gap, xp=np)
-        physics, sensordata = self._simulate(
+        states, sensordata = self._simulate(
             self._models, state.physics, ctrl, self.task.substeps * self._divisor
         )
-        state = state.replace(
-            physics=physics[:, -1].copy(),
+        physics = states[:, -1].copy()
+        step_count = np.asarray(state.step_count) + np.int32(1)
+        told = self._tell(physics, ctrl, sensordata[:, -self._divisor], state.gap, state.key, step_count)
+        return state.replace(
+            physics=physics,
             action_buffer=action_buffer,
-            step_count=np.asarray(state.step_count) + np.int32(1),
+            step_count=step_count,
+            final_observation=told["observation"],
+            **told,
         )
-        told = self._tell(state, ctrl, sensordata[:, -self._divisor])
-        return state.replace(**vars(told), final_observation=told.observation)
 
     def auto_reset_step(self, state: EnvState, action) -> EnvState:
         """`step`, then a new episode (and gap draw) wherever one ended.
@@ -131,20 +131,22 @@ class NativeSimulator:
         nq, nv = qpos.shape[1], qvel.shape[1]
         physics[chosen, 1 : 1 + nq] = np.asarray(qpos)[chosen]
         physics[chosen, 1 + nq : 1 + nq + nv] = np.asarray(qvel)[chosen]
-        begun = state.replace(
-            physics=physics,
-            gap=gap,
-            action_buffer=episode.where(mask, np.zeros_like(state.action_buffer), state.action_buffer, np),
-            step_count=np.where(mask, np.int32(0), state.step_count),
-            key=self._where(mask, key, state.key),
-        )
+        key = self._where(mask, key, state.key)
+        step_count = np.where(mask, np.int32(0), state.step_count)
         ctrl = np.zeros((self.num_envs, self.task.action_size), np.float32)
         # One substep, then discarded: its sensors are those of the state before it, the initial one.
         sensordata = np.zeros((self.num_envs, self.task.nominal.nsensordata))
         models = [self._models[i] for i in chosen]
         sensordata[chosen] = self._simulate(models, physics[chosen], ctrl[chosen], 1)[1][:, 0]
-        told = self._tell(begun, ctrl, sensordata)
-        return begun.replace(observation=np.where(mask[:, None], told.observation, state.observation))
+        told = self._tell(physics, ctrl, sensordata, gap, key, step_count)
+        return state.replace(
+            physics=physics,
+            gap=gap,
+            action_buffer=np.where(mask[:, None, None], np.float32(0), state.action_buffer),
+            step_count=step_count,
+            key=key,
+            observation=np.where(mask[:, None], told["observation"], state.observation),
+        )
 
     def _checked(self, action) -> np.ndarray:
         action = np.asarray(action, np.float32)
@@ -184,17 +186,17 @@ class NativeSimulator:
         )
         return states, sensordata
 
-    def _tell(self, state: EnvState, ctrl, sensordata) -> episode.Report:
+    def _tell(self, physics, ctrl, sensordata, gap, key, step_count) -> dict[str, np.ndarray]:
+        """The outputs of EnvState after a control step."""
         nq, nv = self.task.nominal.nq, self.task.nominal.nv
-        world = state.physics[:, 1 : 1 + nq + nv].astype(np.float32)
         told = self._report(
-            world[:, :nq],
-            world[:, nq:],
+            physics[:, 1 : 1 + nq].astype(np.float32),
+            physics[:, 1 + nq : 1 + nq + nv].astype(np.float32),
             ctrl,
             sensordata.astype(np.float32),
-            gap=state.gap,
-            key=state.key,
-            step_count=state.step_count,
-            noisy=self._noisy,
+            obs_noise=gap.obs_noise if self._noisy else None,
+            obs_bias=gap.obs_bias,
+            key=key,
+            step_count=step_count,
         )
-        return jax.tree.map(np.asarray, told)
+        return {name: np.asarray(value) for name, value in vars(told).items()}

@@ -115,7 +115,8 @@ class PureSimulator:
             world.qvel,
             ctrl,
             world.sensordata,
-            gap=state.gap,
+            obs_noise=state.gap.obs_noise,
+            obs_bias=state.gap.obs_bias,
             key=state.key,
             step_count=state.step_count,
         )

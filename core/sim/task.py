@@ -83,8 +83,11 @@ def compile_model(task: Task, solver: Solver | None) -> mujoco.MjModel:
     """A fresh MjModel of the task, with the solver changes of the real side when `solver` is given."""
     model = mujoco.MjModel.from_xml_string(task.xml)
     if solver is not None:
+        cones = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
+        if solver.cone not in cones:
+            raise UserError(f"unknown cone {solver.cone!r}{nearest(solver.cone, cones)} ({', '.join(cones)})")
+        model.opt.cone = cones[solver.cone]
         model.opt.timestep /= solver.timestep_divisor
-        model.opt.cone = getattr(mujoco.mjtCone, f"mjCONE_{solver.cone.upper()}")
         model.opt.iterations = solver.iterations
         model.opt.noslip_iterations = solver.noslip_iterations
     return model
