@@ -45,6 +45,7 @@ class Task:
     reward_from_observation: Callable | None = None
     success_from_observation: Callable | None = None
     exploring_reset: Callable | None = None
+    observation_step: tuple[float, ...] | None = None
 
     @cached_property
     def nominal(self) -> mujoco.MjModel:

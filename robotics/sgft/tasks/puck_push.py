@@ -171,4 +171,5 @@ TASK = Task(
     reward_from_observation=reward,
     success_from_observation=success,
     exploring_reset=_exploring_reset,
+    observation_step=(0.05, 0.05, 0.3, 0.3, 0.05, 0.05, 0.3, 0.3),
 )

@@ -1,0 +1,86 @@
+"""What the simulation stage hands to the real one: policy, frozen value, simulated transitions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+
+from core.errors import UserError
+from core.rl import distributions, normalize
+from core.rl.networks import Actor, Value
+from core.rl.replay import Transition
+
+__all__ = ["Experience", "Networks", "Source", "check_transfer", "policy_action", "sim_value"]
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+    """The modules behind a Source, hashable, static under jit: pi_sim and V_sim."""
+
+    actor: Actor
+    value: Value
+
+
+class Experience(flax.struct.PyTreeNode):
+    """Transitions `[n]` with the raw reward, and the frozen V_sim of both ends `[n]` (0 if unused).
+
+    V_sim is evaluated once, at insertion: shaping then costs nothing when a batch is drawn, V_sim may be any
+    callable, and rewards can be shaped anew at any time with another horizon or discount.
+    """
+
+    transition: Transition
+    value: Array
+    next_value: Array
+
+
+class Source(flax.struct.PyTreeNode):
+    """pi_sim, V_sim and D_sim of one seed; stack a leading axis for more.
+
+    Attributes:
+      actor: variables of `Networks.actor`.
+      value: variables of `Networks.value`; V_sim = value_offset + value_scale * network.
+      value_offset, value_scale: `[]`.
+      stats: observation statistics of policy and value, frozen: they are part of the potential.
+      gamma: `[]` discount that V_sim was trained with.
+      simulated: D_sim, transitions `[n, ...]` of pi_sim in simulation.
+    """
+
+    actor: Any
+    value: Any
+    value_offset: Array
+    value_scale: Array
+    stats: normalize.RunningStats
+    gamma: Array
+    simulated: Experience
+
+
+def sim_value(source: Source, observation: Array, *, networks: Networks) -> Array:
+    """V_sim `[...]` of observations `[..., O]`; no gradient flows into its parameters."""
+    source = jax.lax.stop_gradient(source)
+    raw = networks.value.apply(source.value, normalize.apply(source.stats, observation))
+    return source.value_offset + source.value_scale * raw
+
+
+def policy_action(source: Source, observation: Array, *, networks: Networks) -> Array:
+    """pi_sim's deterministic action `[..., A]` in [-1, 1] at observations `[..., O]`."""
+    mean, _ = networks.actor.apply(source.actor, normalize.apply(source.stats, observation))
+    return distributions.mode(mean)
+
+
+def check_transfer(*, value_gamma: float, gamma: float, value_size: int, observation_size: int) -> None:
+    """Raises UserError where V_sim cannot be a potential of the task: other discount or observation size."""
+    if abs(value_gamma - gamma) > 1e-6:
+        raise UserError(
+            f"V_sim was trained with gamma {value_gamma:g} but the real task uses gamma {gamma:g}: the "
+            "shaping would be wrong; train both with one discount"
+        )
+    if value_size != observation_size:
+        raise UserError(
+            f"V_sim reads observations of size {value_size} but the real task gives {observation_size}: "
+            "train V_sim on what the robot can observe"
+        )
