@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from core import check, preemption, report, workdirs
@@ -72,7 +73,7 @@ class Run:
         self.finished = False
         self._results = results
         self._main = jax.process_index() == 0
-        self._started = time.monotonic()
+        self._started, self._compiled = time.monotonic(), compile_seconds()
         self._before = {"wall_s": 0.0, "compile_s": 0.0}
         self._stop = threading.Event()
         self._shown: dict[str, float] = {}
@@ -98,7 +99,7 @@ class Run:
 
         Raises NonFiniteError if a key that ends in "loss" is NaN or infinite.
         """
-        numbers = {key: float(value) for key, value in values.items()}
+        numbers = {key: np.asarray(value).item() for key, value in values.items()}
         if self.mode == "train" and not self._stages.replaying:
             self.metrics.write(step, numbers, prefix=group)
         self._shown = dict(list(numbers.items())[:3])
@@ -185,8 +186,7 @@ class Run:
                 tracker.skip(start)
                 for i in range(start, total):
                     if preemption.agreed(self._stop):
-                        if i not in checkpoints.steps():
-                            save(i)
+                        save(i)
                         break
                     state = step(state, i)
                     tracker.advance(1, **self._shown)
@@ -259,7 +259,10 @@ class Run:
             self.metrics.close()
 
     def _clock(self) -> dict[str, float]:
-        now = {"wall_s": time.monotonic() - self._started, "compile_s": compile_seconds()}
+        now = {
+            "wall_s": time.monotonic() - self._started,
+            "compile_s": compile_seconds() - self._compiled,
+        }
         return {key: round(now[key] + self._before[key], 3) for key in now}
 
     def _last_checkpoint(self) -> str:
