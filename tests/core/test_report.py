@@ -1,4 +1,4 @@
-"""Figures draw what they are given; report.html is whole, offline, escaped, and may be of an unfinished run."""
+"""Figures draw what they are given; report.html is whole, offline and escaped, also of an unfinished run."""
 
 import base64
 import io
