@@ -18,6 +18,7 @@ from core.files import write_bytes
 __all__ = ["load_npz", "save_npz"]
 
 PyTree = Any
+_UNREADABLE = (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
 
 
 def save_npz(path: Path, tree: PyTree) -> None:
@@ -54,18 +55,9 @@ def load_npz(path: Path, like: PyTree) -> PyTree:
     try:
         with np.load(path, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        TypeError,
-        AttributeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        raise UserError(
-            f"{path}: not a readable .npz of plain arrays ({str(error).splitlines()[0]})"
-        ) from error
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path}: not a readable .npz of plain arrays ({reason})") from error
     missing, unexpected = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
     if missing or unexpected:
         raise UserError(
