@@ -6,10 +6,13 @@ of this file: it reads the platform and the number of fake devices from the envi
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +150,12 @@ def _describe(config: ConfigDict, path: Path | None) -> str:
 
 
 def _environment(platform: str, fake_devices: int) -> None:
-    """Sets what JAX reads once, at its import and at the first use of a device."""
+    """Sets what JAX reads once, at import and first use; and keeps libraries from caching in the home."""
+    if "MPLCONFIGDIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="methodax-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["MPLCONFIGDIR"] = folder
+    os.environ.setdefault("MESA_SHADER_CACHE_DISABLE", "true")
     if fake_devices:
         others = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
         os.environ["XLA_FLAGS"] = f"{others} --xla_force_host_platform_device_count={fake_devices}".strip()

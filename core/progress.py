@@ -39,7 +39,7 @@ class Tracker:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=n)
 
-    def advance(self, n: int = 1, **shown: Any) -> None:
+    def advance(self, n: int = 1, /, **shown: Any) -> None:
         """Counts `n` more steps; `shown` are the numbers to show beside them."""
         self.done += n
         now = time.monotonic()

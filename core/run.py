@@ -113,7 +113,7 @@ class Run:
         return progressing.track(total, description, quiet=self.quiet or not self._main)
 
     def figure(self, name: str, figure: Any, caption: str = "") -> None:
-        """Writes a matplotlib figure to figures/NAME.png, keeps its caption for the report, and closes it."""
+        """Writes a matplotlib figure and its caption to figures/ (not in eval mode), and closes it."""
         if self._main and self.mode == "train":
             buffer = io.BytesIO()
             figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight")
@@ -168,7 +168,7 @@ class Run:
                 self._before = {key: max(self._before[key], host[key]) for key in self._before}
                 if iterator is not None:
                     set_data_position(iterator, host["iterator"])
-                _log.info("%s: going on from checkpoint %d of %d", name, start, total)
+                _log.info("%s: going on after iteration %d of %d", name, start, total)
             if start < total or self._stages.is_last(name):
                 self.metrics.truncate(offset)
                 self._stages.forget_after(name)
@@ -362,6 +362,10 @@ def _train(run: Run, method: ModuleType) -> int:
             metrics = method.run(run.config, run)
             if not run.finished:
                 run.summary(claims=(), metrics=metrics or {}, seeds=(run.config.seed,))
+    except NonFiniteError:
+        if jax.process_index() == 0:
+            report.write(run.workdir)  # its curves show how it went wrong
+        raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

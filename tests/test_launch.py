@@ -43,9 +43,8 @@ def errors(capsys):
 def spawn(workdir, *arguments, **environment):
     command = [sys.executable, str(ROOT / "launch.py"), CONFIG, f"--workdir={workdir}", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, text=True
-    )
+    variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=pipe, text=True)
 
 
 def count_lines(path):
@@ -203,6 +202,7 @@ def test_a_loss_that_is_not_finite_ends_with_3(tmp_path, capsys):
     assert launch.main([f"{CONFIG}:nan", f"--workdir={tmp_path / 'w'}"]) == 3
     assert re.search(r"train/loss is \S+ at step \d+; last good checkpoint: .*/moments/4", errors(capsys)[0])
     assert not (tmp_path / "w" / "summary.json").exists()
+    (tmp_path / "w" / "report.html").unlink()
     assert launch.main([f"--workdir={tmp_path / 'w'}", "--mode=report"]) == 0
     assert (tmp_path / "w" / "report.html").exists()
 
@@ -306,10 +306,15 @@ def test_a_run_killed_at_three_random_steps_ends_like_an_unbroken_one(tmp_path):
         if kill == signal.SIGTERM:
             assert "run the same command to go on" in err and "Traceback" not in err
             assert launch.main([f"--workdir={broken}", "--mode=report"]) == 0
-    process = spawn(broken, pause)
+    home = tmp_path / "home"
+    home.mkdir()
+    process = spawn(
+        broken, pause, HOME=str(home), TMPDIR=str(home), XDG_CACHE_HOME=str(home), MPLCONFIGDIR=None
+    )
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "going on from checkpoint" in err and "toy (small): done" in out
+    assert "going on after iteration" in err and "toy (small): done" in out
+    assert list(home.iterdir()) == []
     assert records(broken) == records(whole), seed
     summaries = [json.loads((w / "summary.json").read_text()) for w in (broken, whole)]
     for summary in summaries:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import types
 
 import jax
@@ -16,6 +17,7 @@ from core import run as running
 from core import summary as summaries
 from core.checkpoint import CheckpointError
 from core.errors import NonFiniteError, Preempted, UserError
+from core.progress import track
 from core.run import Claim, Run
 from tests.toy import experiment as toy
 
@@ -441,10 +443,16 @@ def test_eval_never_trains(tmp_path, trained):
         run.loop("other", init=lambda: np.zeros(1), step=None, total=4, checkpoint_every=1)
 
 
+def test_a_terminal_shows_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with track(3, "work") as tracker:
+        tracker.skip(1)
+        tracker.advance(2, n=1, loss=0.5)
+    assert "work" in capsys.readouterr().err and tracker.done == 3
+
+
 def test_progress_is_silent_when_quiet_and_logs_when_not(caplog):
     caplog.set_level("INFO")
-    from core.progress import track
-
     with track(3, "work", quiet=True) as tracker:
         for _ in range(3):
             tracker.advance(1, loss=0.5)
