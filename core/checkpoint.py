@@ -209,7 +209,7 @@ class Checkpoints:
         )
         return CheckpointError(
             f"could not write checkpoint {self.directory / str(step)}: {_reason(error)}; {last}. "
-            "Free disk space or give a --workdir elsewhere; the same command then resumes"
+            "Free disk space or make the folder writable, then run the same command again to go on"
         )
 
 

@@ -324,7 +324,7 @@ def test_full_disk_loses_nothing_and_surfaces_at_the_next_call(checkpoints, call
         call(checkpoints)
     message = str(caught.value)
     assert f"could not write checkpoint {checkpoints.directory / '2'}: " in message
-    assert "File too large" in message and "--workdir" in message
+    assert "File too large" in message and "Free disk space" in message
     assert f"last good checkpoint is {checkpoints.directory / '1'}. " in message
     assert "\n" not in message and "Traceback" not in capfd.readouterr().err
     assert [p.name for p in checkpoints.directory.iterdir()] == ["1"]
