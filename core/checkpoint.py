@@ -76,8 +76,8 @@ class Checkpoints:
         names, leaves = _named_leaves(state)
         specs = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
         arrays = {n: _storable(x) for n, x, s in zip(names, leaves, specs) if _is_stored(s)}
-        meta = {"step": step, "leaves": specs, "host": host or {}}
-        json.dumps(meta)  # a host entry that is not JSON fails here, not in the background
+        # A copy, as the caller may go on changing `host`; what is not JSON fails here, not in the background.
+        meta = json.loads(json.dumps({"step": step, "leaves": specs, "host": host or {}}))
         items: dict[str, Any] = {"meta": ocp.args.JsonSave(meta)}
         if arrays:
             items["state"] = ocp.args.PyTreeSave(arrays)

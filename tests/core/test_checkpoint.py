@@ -114,17 +114,20 @@ def test_nothing_saved_gives_none_and_writes_nothing(checkpoints):
     assert checkpoints.steps() == [] and not checkpoints.directory.exists()
 
 
-def test_donation_right_after_save_does_not_change_what_is_saved(checkpoints):
+def test_changes_right_after_save_do_not_reach_the_checkpoint(checkpoints):
     double = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2, tree), donate_argnums=0)
     state = {"w": jax.random.normal(jax.random.key(0), (1 << 21,)), "host": np.ones(1 << 20)}
     expected = np.asarray(state["w"]).copy()
-    checkpoints.save(0, state)
+    host = {"seen": [1]}
+    checkpoints.save(0, state, host)
+    host["seen"].append(2)
     state["host"][:] = 5.0
     state = {"w": state["w"]}
     for _ in range(3):
         state = double(state)
     like = {"w": jnp.zeros(1 << 21), "host": np.zeros(1 << 20)}
-    restored = checkpoints.restore(like).state
+    _, restored, host_restored = checkpoints.restore(like)
+    assert host_restored == {"seen": [1]}
     np.testing.assert_array_equal(restored["w"], expected)
     np.testing.assert_array_equal(restored["host"], 1.0)
 
