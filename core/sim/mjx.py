@@ -38,7 +38,7 @@ class MjxSimulator(PureSimulator):
         field -> (low, high) for a new draw per episode.
       pool_size: how many models to draw from when `gaps` is a dict; None makes N.
       pool_seed: seed of the pool's gaps; the same pool is needed to resume a saved state.
-      solver: numerical changes of the real side; None for the simulator.
+      solver: numerical changes of the real side, of which MJX has no noslip; None for the simulator.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class MjxSimulator(PureSimulator):
     ):
         gap, ranges = resolve_gaps(gaps, num_envs)
         if ranges is None:
-            rows, model = np.unique(gap_rows(gap), axis=0, return_inverse=True)
             pool = gap
+            rows, model = np.unique(gap_rows(gap), axis=0, return_inverse=True)
         else:
             pool = sample_gap(jax.random.key(pool_seed), ranges, pool_size or num_envs)
-            rows, model = gap_rows(pool), np.zeros(num_envs)
+            rows, model = gap_rows(pool), np.zeros(num_envs, int)
 
         template = compile_model(task, solver)
-        leaves = _stack_leaves(task, template, rows)
+        stacked = _stack_fields(task, template, rows)
         # put_model lays out friction rows only for joints with dry friction: those of any model in the pool.
-        if "dof_frictionloss" in leaves:
-            template.dof_frictionloss[:] = leaves["dof_frictionloss"].max(axis=0)
+        if "dof_frictionloss" in stacked:
+            template.dof_frictionloss[:] = stacked["dof_frictionloss"].max(axis=0)
         base = mjx.put_model(template, impl="jax")
         data = mjx.make_data(template, impl="jax")
-        leaves = {name: jnp.asarray(leaf, getattr(base, name).dtype) for name, leaf in leaves.items()}
+        leaves = {name: jnp.asarray(leaf, getattr(base, name).dtype) for name, leaf in stacked.items()}
         divisor = solver.timestep_divisor if solver else 1
         nq, nv, nstep = template.nq, template.nv, task.substeps * divisor
 
@@ -122,14 +122,14 @@ class MjxSimulator(PureSimulator):
         )
 
 
-def _stack_leaves(task: Task, template: mujoco.MjModel, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _stack_fields(task: Task, template: mujoco.MjModel, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The task's `model_fields` of one model per gap `[P, fields]`, stacked to `[P, ..]`."""
     scratch = mujoco.MjData(template)
-    stacked: dict[str, list[np.ndarray]] = {name: [] for name in task.model_fields}
     model = copy.copy(template)
-    for row in rows:
+    fields = {name: np.empty((len(rows), *getattr(model, name).shape)) for name in task.model_fields}
+    for i, row in enumerate(rows):
         task.write_dynamics(model, task.nominal, RealGap(*row.tolist()))
         mujoco.mj_setConst(model, scratch)
-        for name, leaf in stacked.items():
-            leaf.append(np.array(getattr(model, name)))
-    return {name: np.stack(leaf) for name, leaf in stacked.items()}
+        for name, field in fields.items():
+            field[i] = getattr(model, name)
+    return fields
