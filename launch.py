@@ -107,7 +107,13 @@ def _options(argv: list[str]) -> flags.FlagValues:
 
     define("string", "config", None, "FILE[:VARIANT], looked for here and in the installed configs.")
     define("string", "workdir", None, "Everything is written here (default runs/NAME-VARIANT).")
-    define("enum", "mode", "train", MODES, "What to do; see docs/architecture.md.")
+    define(
+        "enum",
+        "mode",
+        "train",
+        MODES,
+        "Evaluate a checkpoint; lower without the hardware; rebuild report.html.",
+    )
     define("enum", "platform", "auto", PLATFORMS, "Devices to use; auto takes the best there is.")
     define("bool", "restart", False, "Move an old run in the workdir to WORKDIR.N and begin anew.")
     define("bool", "distributed", False, "One of several processes: TPU pod, Slurm, MPI, GKE.")

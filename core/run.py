@@ -29,7 +29,7 @@ from core.checkpoint import Checkpoints, data_position, set_data_position
 from core.config import ROOT, recorded, sha256
 from core.errors import NonFiniteError, Preempted, UserError, explain
 from core.files import read_json, write_bytes, write_json
-from core.mesh import check_same_config, make_mesh
+from core.mesh import check_same_config, make_mesh, to_host
 from core.metrics import Writer, compile_seconds
 from core.stages import Stages
 from core.summary import Claim
@@ -80,8 +80,9 @@ class Run:
         self._checkpoints: Checkpoints | None = None
         if mode == "train":
             workdirs.prepare(self.workdir, config, variant=variant, overrides=self.overrides)
+        self._stages = Stages(self.workdir / "checkpoints", writable=self._main and mode == "train")
+        if mode == "train":
             self.metrics = Writer(self.workdir)
-            self._stages = Stages(self.workdir / "checkpoints", writable=self._main)
             if not self._stages.replaying:
                 self.metrics.truncate(0)
 
@@ -157,22 +158,19 @@ class Run:
                 raise UserError(f"no checkpoint of {name} in {self.workdir}: train first (--mode=train)")
             return state
         begun_at = self._stages.enter(name, self.metrics.offset())
-        self._checkpoints = checkpoints = Checkpoints(self.workdir / "checkpoints" / name)
         state, start = init(), 0
-        if begun_at is not None:
-            restored = checkpoints.restore(state)
-            offset = begun_at
-            if restored is not None:
-                state, start, host = restored.state, restored.step, restored.host or {}
-                offset = host["metrics_offset"]
-                self._before = {key: max(self._before[key], host[key]) for key in self._before}
-                if iterator is not None:
-                    set_data_position(iterator, host["iterator"])
-                _log.info("%s: going on after iteration %d of %d", name, start, total)
-            if start < total or self._stages.is_last(name):
-                self.metrics.truncate(offset)
-                self._stages.forget_after(name)
-                self._stages.replaying = False
+        self._checkpoints = checkpoints = Checkpoints(self.workdir / "checkpoints" / name)
+        if begun_at is not None and (restored := checkpoints.restore(state)):
+            start, state, host = restored
+            begun_at = host["metrics_offset"]
+            self._before = {key: max(self._before[key], host[key]) for key in self._before}
+            if iterator is not None:
+                set_data_position(iterator, host["iterator"])
+            _log.info("%s: going on after iteration %d of %d", name, start, total)
+        if begun_at is not None and (start < total or self._stages.is_last(name)):
+            self.metrics.truncate(begun_at)
+            self._stages.forget_after(name)
+            self._stages.replaying = False
 
         def save(done: int) -> None:
             self.metrics.flush()
@@ -249,6 +247,7 @@ class Run:
     ) -> Path:
         """Writes `apply(params, *inputs)` by core.export.save to `directory`, WORKDIR/export by default."""
         directory = self.workdir / "export" if directory is None else Path(directory)
+        params = to_host(params)
         if self._main:
             exporting.save(directory, apply, params, example_args)
         return directory
@@ -268,9 +267,11 @@ class Run:
     def _last_checkpoint(self) -> str:
         if self._checkpoints is not None:
             self._checkpoints.wait()
-        complete = [path for path in self.workdir.glob("checkpoints/*/*") if path.name.isdigit()]
-        found = sorted(complete, key=lambda path: path.stat().st_mtime)
-        return f"last good checkpoint: {found[-1]}" if found else "no checkpoint was written yet"
+        for name in reversed(self._stages.names):
+            directory = self.workdir / "checkpoints" / name
+            if steps := Checkpoints(directory).steps():
+                return f"last good checkpoint: {directory / str(steps[-1])}"
+        return "no checkpoint was written yet"
 
 
 class Loaded(NamedTuple):
@@ -282,11 +283,10 @@ class Loaded(NamedTuple):
 
 
 def load(workdir: str | os.PathLike) -> Loaded:
-    """Gives back what a run learned; UserError if the folder holds no run or no usable checkpoint."""
-    past = recorded(Path(workdir))
-    run = Run(past.config, workdir, mode="eval", variant=past.variant, overrides=past.overrides, quiet=True)
-    params, apply = experiment(past.config).load(past.config, run)
-    return Loaded(past.config, params, apply)
+    """Gives back what a run learned, on whatever devices are here; UserError if there is no usable run."""
+    config = recorded(Path(workdir)).config
+    run = Run(config, workdir, mode="eval", mesh=make_mesh({"data": -1}), quiet=True)
+    return Loaded(config, *experiment(config).load(config, run))
 
 
 def export(workdir: str | os.PathLike, directory: str | os.PathLike) -> Path:
@@ -331,10 +331,10 @@ def execute(
     """
     workdir = Path(workdir)
     try:
+        if mode in ("eval", "report"):
+            recorded(workdir)  # raises if there is no run
         if mode == "report":
-            recorded(workdir)
-            report.write(workdir)
-            print(workdir / "report.html")
+            print(report.write(workdir))
             return 0
         method = experiment(config)
         getattr(method, "validate", lambda config: None)(config)
@@ -343,12 +343,14 @@ def execute(
         if mode == "check":
             return check.run(config, workdir, method, variant=variant)
         if mode == "eval":
-            return _evaluate(config, workdir, method, variant, overrides, quiet)
+            workdirs.settle(workdir, config)
+            return _evaluate(Run(config, workdir, mode="eval", variant=variant, quiet=quiet), method)
         if restart and (moved := workdirs.move_aside(workdir)):
             _log.info("the old run is now %s", moved)
         workdirs.settle(workdir, config)
         if done := workdirs.finished(workdir):
-            print(summaries.render(done))
+            if jax.process_index() == 0:
+                print(summaries.render(done))
             return 0
         run = Run(config, workdir, variant=variant, overrides=overrides, results=results, quiet=quiet)
         return _train(run, method)
@@ -379,20 +381,17 @@ def _train(run: Run, method: ModuleType) -> int:
     return 0
 
 
-def _evaluate(config, workdir, method, variant, overrides, quiet) -> int:
-    recorded(workdir)
-    workdirs.settle(workdir, config)
-    run = Run(config, workdir, mode="eval", variant=variant, overrides=overrides, quiet=quiet)
+def _evaluate(run: Run, method: ModuleType) -> int:
     record = {
         "schema": 1,
-        "name": config.name,
-        "variant": variant,
-        "config_sha256": sha256(config),
-        "metrics": method.evaluate(config, run),
+        "name": run.config.name,
+        "variant": run.variant,
+        "config_sha256": sha256(run.config),
+        "metrics": method.evaluate(run.config, run),
         "environment": summaries.environment(),
         **run._clock(),
     }
     if jax.process_index() == 0:
-        write_json(workdir / "eval.json", record)
-        print(workdir / "eval.json")
+        write_json(run.workdir / "eval.json", record)
+        print(run.workdir / "eval.json")
     return 0

@@ -44,14 +44,18 @@ class Stages:
         self._write()
         return None
 
+    @property
+    def names(self) -> list[str]:
+        """The stages begun so far, in order."""
+        return list(self._offsets)
+
     def is_last(self, name: str) -> bool:
         """Whether no later stage has begun."""
-        return next(reversed(self._offsets)) == name
+        return self.names[-1] == name
 
     def forget_after(self, name: str) -> None:
         """Drops the stages after `name` and their checkpoints: they grew from a state now replaced."""
-        names = list(self._offsets)
-        for later in names[names.index(name) + 1 :]:
+        for later in self.names[self.names.index(name) + 1 :]:
             del self._offsets[later]
             if self._writable:
                 shutil.rmtree(self._directory / later, ignore_errors=True)

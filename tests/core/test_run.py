@@ -377,6 +377,16 @@ def test_load_gives_back_what_was_learned(trained):
     assert accuracy > 0.9
 
 
+def test_load_does_not_need_the_mesh_of_the_training(tmp_path):
+    config = toy_config(iterations=1)
+    config.mesh.data = 4
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(4, 1, 1), ("data", "fsdp", "tensor"))
+    run = Run(config, tmp_path, mesh=mesh, quiet=True)
+    toy.run(config, run)
+    run.close()
+    assert running.load(tmp_path).params["w"].shape == (3,)
+
+
 def test_load_writes_nothing(trained):
     before = {p: p.stat().st_mtime_ns for p in trained[1].rglob("*")}
     running.load(trained[1])
@@ -439,6 +449,8 @@ def test_eval_never_trains(tmp_path, trained):
     run = Run(toy_config(iterations=4), trained[1], mode="eval", quiet=True)
     state = run.loop("fit", init=lambda: toy.init(run.config), step=None, total=4, checkpoint_every=1)
     assert float(jnp.abs(state.params["w"]).sum()) > 0
+    with pytest.raises(NonFiniteError, match=r"last good checkpoint: .*/fit/4"):
+        run.log(0, {"loss": math.nan})
     with pytest.raises(UserError, match="no checkpoint of other"):
         run.loop("other", init=lambda: np.zeros(1), step=None, total=4, checkpoint_every=1)
 
