@@ -258,7 +258,8 @@ def spawn_two(workdir, *arguments, second=()):
     ]
 
 
-def test_two_processes_make_one_run(tmp_path, capsys):
+@pytest.mark.slow
+def test_two_processes_make_one_run(tmp_path):
     processes = spawn_two(tmp_path / "w")
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -325,7 +326,8 @@ def test_a_run_killed_at_three_random_steps_ends_like_an_unbroken_one(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_second_sigterm_ends_at_once(tmp_path):
+@pytest.mark.slow
+def test_a_second_sigterm_ends_a_real_run_at_once(tmp_path):
     process = spawn(tmp_path / "w", "--config.pause=60.0")
     wait_for_lines(tmp_path / "w", 6, process)
     process.send_signal(signal.SIGTERM)
