@@ -19,7 +19,7 @@ from robotics.sgft.tabular import World
 
 __all__ = ["Agent", "agents", "compare", "exact_grids", "learn", "transitions", "turned_grid"]
 
-_MOVES = np.array([[-1, 0], [0, 1], [1, 0], [0, -1]])  # up, right, down, left: the next one is 90 degrees on
+_MOVES = np.array([[-1, 0], [0, 1], [1, 0], [0, -1]], np.int32)  # up, right, down, left: each turns clockwise
 _TIE = 1e-6  # actions closer than this count as equal
 
 

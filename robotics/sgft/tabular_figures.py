@@ -13,14 +13,16 @@ from robotics.sgft import gridworld, tabular
 __all__ = ["figure_counter_example", "figure_exact", "figure_finite_data"]
 
 
-def figure_exact():
+def figure_exact(*, horizons=(1, 2, 4, 8, 16)):
     """Bars of the mean loss of value, zero-shot and each window length, with the exact model of two grids."""
+    exact_gaps = jax.jit(partial(tabular.exact_gaps, horizons=horizons))
     with jax.enable_x64(True):
-        gaps = {name: jax.jit(tabular.exact_gaps)(world) for name, world in gridworld.exact_grids().items()}
+        gaps = {name: exact_gaps(world) for name, world in gridworld.exact_grids().items()}
+    labels = ["zero-shot", *(f"H={horizon}" for horizon in horizons)]
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, (name, values) in zip(figure.subplots(1, len(gaps)), gaps.items()):
-        heights = np.maximum([float(gap) for gap in values.values()], 0.0)
-        bars = axes.bar(list(values), heights, color=["0.6"] + ["C0"] * (len(values) - 1))
+        heights = np.maximum(np.hstack(values), 0.0)
+        bars = axes.bar(labels, heights, color=["0.6"] + ["C0"] * len(horizons))
         axes.bar_label(bars, labels=[f"{height:.2g}" for height in heights], fontsize=8)
         axes.set_yscale("symlog", linthresh=1e-3)
         axes.set_ylim(0, 4 * heights.max())
