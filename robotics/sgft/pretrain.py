@@ -27,7 +27,16 @@ from core.sim.task import Task
 from robotics.sgft import value_refit
 from robotics.sgft.source import Experience, Networks, Source, policy_action, sim_value
 
-__all__ = ["evaluate_policy", "fit", "networks", "ppo_config", "ppo_iteration", "with_exploring_starts"]
+__all__ = [
+    "blank_source",
+    "evaluate_policy",
+    "fit",
+    "networks",
+    "ppo_config",
+    "ppo_iteration",
+    "refit_value",
+    "with_exploring_starts",
+]
 
 UNLIMITED = 1 << 30
 
@@ -63,7 +72,7 @@ class _Training(flax.struct.PyTreeNode):
 
 
 def ppo_iteration(state, env_state, key, *, simulator, hyper, config, length):
-    """One lane on a pure simulator: collect `length` steps of its N environments, then update. Pure, jit-able.
+    """One lane on a pure simulator: collects `length` steps of its N environments, then updates; jit-able.
 
     Returns (PPOState, env_state, metrics).
     """
@@ -89,7 +98,7 @@ def fit(task: Task, config: ConfigDict, seeds: list[int], *, backend: str, run: 
     state = _train_policy(task, config, modules, seeds, backend, run)
     stage = run.loop(
         "simulation_value",
-        init=lambda: _blank_source(task, config, modules, state, len(seeds)),
+        init=lambda: blank_source(task, config, modules, state, len(seeds)),
         step=lambda source, i: _finish(task, config, modules, state, source, seeds, backend, run),
         total=1,
         checkpoint_every=1,
@@ -172,7 +181,8 @@ def _lane_policy(modules):
     return act
 
 
-def _blank_source(task, config, modules, state, lanes):
+def blank_source(task, config, modules, state, lanes):
+    """A Source of L lanes with pi_sim of PPO's `state`, and zeros where later stages put V_sim and D_sim."""
     observation = jnp.zeros((1, task.observation_size))
     value = jax.vmap(lambda k: modules.value.init(k, observation))(jax.random.split(jax.random.key(0), lanes))
     n = config.sim_episodes * task.episode_length
@@ -194,6 +204,33 @@ def _blank_source(task, config, modules, state, lanes):
     )
     measured = ("value_loss", "target_variance", "success", "return")
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
+
+
+def refit_value(params, stats, key, observation, reward, terminated, last, start, *, gamma, config, modules):
+    """V_sim of one lane from disturbed rollouts of pi_sim; pure, jit-able.
+
+    Args:
+      params: variables of PPO's critic, which closes the returns; stats: its observation statistics.
+      observation, reward, terminated: `[T, N, ...]`; last: `[N, O]`, the observation after them.
+      start: `[N]`, the first undisturbed step of each rollout.
+      gamma: discount. config: `config.pretrain`.
+
+    Returns:
+      as value_refit.fit.
+    """
+    tail = ppo_config(config, modules).value.apply(params, normalize.apply(stats, last))
+    targets = value_refit.monte_carlo_targets(
+        observation, reward, terminated, tail, start, gamma=gamma, keep=config.refit.keep
+    )
+    return value_refit.fit(
+        key,
+        normalize.apply(stats, targets.observation),
+        targets.value,
+        network=modules.value,
+        epochs=config.refit.epochs,
+        batch=config.refit.batch,
+        lr=config.refit.lr,
+    )
 
 
 def _finish(task, config, modules, state, stage, seeds, backend, run):
@@ -223,22 +260,7 @@ def _finish(task, config, modules, state, stage, seeds, backend, run):
         drive_key,
         length=length,
     )
-    critic = ppo_config(config, modules).value
-
-    def refit(params, stats, key, observation, reward, terminated, last, start):
-        tail = critic.apply(params, normalize.apply(stats, last))
-        targets = value_refit.monte_carlo_targets(
-            observation, reward, terminated, tail, start, gamma=task.gamma, keep=config.refit.keep
-        )
-        return value_refit.fit(
-            key,
-            normalize.apply(stats, targets.observation),
-            targets.value,
-            network=modules.value,
-            epochs=config.refit.epochs,
-            batch=config.refit.batch,
-            lr=config.refit.lr,
-        )
+    refit = functools.partial(refit_value, gamma=task.gamma, config=config, modules=modules)
 
     def lane(x):
         return jnp.moveaxis(jnp.asarray(x).reshape(x.shape[0], lanes, n, *x.shape[2:]), 1, 0)
