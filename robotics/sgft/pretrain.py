@@ -31,6 +31,7 @@ __all__ = [
     "blank_source",
     "evaluate_policy",
     "fit",
+    "lane_policy",
     "networks",
     "ppo_config",
     "ppo_iteration",
@@ -169,7 +170,7 @@ def _train_policy(task, config, modules, seeds, backend, run):
     return training.ppo
 
 
-def _lane_policy(modules):
+def lane_policy(modules):
     """pi_sim of every lane on `[L * N, O]` observations."""
 
     def act(source, observation):
@@ -237,7 +238,7 @@ def _finish(task, config, modules, state, stage, seeds, backend, run):
     """Refits V_sim, gathers D_sim and scores pi_sim in its own simulator."""
     source, _ = stage
     lanes, n = len(seeds), config.refit.num_envs
-    act = _lane_policy(modules)
+    act = lane_policy(modules)
     key = jax.random.fold_in(jax.random.key(seeds[0]), 1)
     reset_key, disturb_key, drive_key, fit_key, data_key, score_key = jax.random.split(key, 6)
 
@@ -297,14 +298,14 @@ def _finish(task, config, modules, state, stage, seeds, backend, run):
 
 @functools.lru_cache(maxsize=8)
 def _score_policy(modules):
-    act = _lane_policy(modules)
+    act = lane_policy(modules)
     return lambda source, observation, key: (source, act(source, observation))
 
 
 def _simulated_transitions(task, config, modules, source, lanes, backend, key):
     """D_sim: episodes of pi_sim with Gaussian action noise under domain randomisation, `[L, n, ...]`."""
     reset_key, drive_key = jax.random.split(key)
-    act = _lane_policy(modules)
+    act = lane_policy(modules)
 
     def noisy(source, observation, key):
         action = act(source, observation)
