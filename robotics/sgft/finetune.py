@@ -21,7 +21,7 @@ from robotics.sgft.agents import Agent
 from robotics.sgft.pretrain import evaluate_policy
 from robotics.sgft.source import Experience
 
-__all__ = ["Finetuning", "Schedule", "lane_functions", "run_lanes"]
+__all__ = ["Finetuning", "Schedule", "deployed", "lane_functions", "run_lanes"]
 
 Array = jax.Array
 
@@ -48,7 +48,7 @@ class Finetuning(flax.struct.PyTreeNode):
 
 @functools.lru_cache(maxsize=64)
 def lane_functions(explore: Callable, exploit: Callable, learn: Callable) -> tuple[Callable, ...]:
-    """The three functions of an agent, `vmap`ped over lanes and compiled once for all agents that share them."""
+    """An agent's three functions, `vmap`ped over lanes and compiled once for all agents that share them."""
 
     def exploit_lanes(carry, observation, key):
         state, source = carry
@@ -58,6 +58,11 @@ def lane_functions(explore: Callable, exploit: Callable, learn: Callable) -> tup
         return carry, action.reshape(observation.shape[0], -1)
 
     return jax.jit(jax.vmap(explore)), exploit_lanes, jax.jit(jax.vmap(learn), donate_argnums=0)
+
+
+def deployed(agent_state: Any) -> Any:
+    """The part of an agent's state that `explore` and `exploit` read: no replay, critic or optimizer in it."""
+    return agent_state.deployed()
 
 
 def run_lanes(
@@ -79,10 +84,10 @@ def run_lanes(
 
     Args:
       agent: what to run. source: its Source, leaves `[L, ...]`.
-      robot: simulator or real system of L lanes: `reset(key) -> state`, `auto_reset_step(state, action [L, A])
-        -> state`, the state with observation, final_observation `[L, O]`, reward, terminated, truncated `[L]`.
+      robot: simulator or real system of L lanes: `reset(key) -> state`, `auto_reset_step(state, action [L,
+        A]) -> state`; states have observation, final_observation `[L, O]`, reward, terminated, truncated `[L]`.
       schedule: real steps per lane; `total` and `eval_every` are multiples of `block`.
-      value: `(source, observation [L, N, O]) -> [L, N]`, the frozen V_sim; None if the agent has no use for it.
+      value: `(source, observation [L, N, O]) -> [L, N]`, the frozen V_sim; None if the agent needs none.
       control_seconds: seconds of one control step, for the curve.
       evaluation: a simulator of L * N environments that play one episode each; None records no curve.
       stop: `(steps so far, robot state) -> bool`, asked after every control step; True ends the stage.

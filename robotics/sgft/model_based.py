@@ -63,6 +63,10 @@ class ModelBasedState(flax.struct.PyTreeNode):
     model: DynamicsState
     real: Replay
 
+    def deployed(self) -> ModelBasedState:
+        """The learned dynamics alone: what `explore` and `exploit` read."""
+        return ModelBasedState(self.model.replace(opt_state=None), None)
+
 
 def make(
     settings: ModelBased,

@@ -14,6 +14,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from core import mesh as meshes
@@ -32,6 +34,7 @@ __all__ = [
     "evaluate_policy",
     "fit",
     "lane_policy",
+    "lane_sharding",
     "networks",
     "ppo_config",
     "ppo_iteration",
@@ -64,6 +67,14 @@ def with_exploring_starts(task: Task, share: float, *, episode_length: int | Non
         return jax.tree.map(lambda a, b: jnp.where(explore, a, b), exploring(key, gap), nominal(key, gap))
 
     return dataclasses.replace(task, reset=reset, episode_length=episode_length or task.episode_length)
+
+
+def lane_sharding(mesh: Mesh, leaf: Any, *, env_axis: int | None = None) -> NamedSharding:
+    """How a leaf `[L, ...]` lies on the mesh: split over its lanes if "data" divides L, else over `env_axis`
+    (where the N environments are) if it divides N, else whole on every device."""
+    shape, devices = jnp.shape(leaf), mesh.shape["data"]
+    axes = [a for a in (0, env_axis) if a is not None and a < len(shape) and shape[a] % devices == 0]
+    return NamedSharding(mesh, P(*[None] * axes[0], "data") if axes else P())
 
 
 class _Training(flax.struct.PyTreeNode):
@@ -132,7 +143,11 @@ def _train_policy(task, config, modules, seeds, backend, run):
         init_keys, env_keys, run_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(keys)
         make = functools.partial(ppo.init, config=static, observation_size=task.observation_size)
         state = meshes.shard(run.mesh, jax.vmap(lambda k: make(k))(init_keys))
-        env = jax.jit(jax.vmap(simulator.reset))(env_keys) if pure else simulator.reset(env_keys[0])
+        if pure:
+            env = jax.jit(jax.vmap(simulator.reset))(env_keys)
+            env = jax.tree.map(lambda x: jax.device_put(x, lane_sharding(run.mesh, x, env_axis=1)), env)
+        else:
+            env = simulator.reset(env_keys[0])
         return _Training(state, env, run_keys)
 
     iteration = functools.partial(

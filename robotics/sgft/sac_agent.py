@@ -67,7 +67,7 @@ class Rules(flax.struct.PyTreeNode):
       scale: 1 divides the reward by its running standard deviation (shaped rewards are tiny).
       from_simulation: 1 starts the actor as pi_sim, 0 at random.
       prior_share: share of each batch that comes from D_sim.
-      warmup_steps: real steps before the actor moves. log_std: start value of the actor's. alpha: temperature.
+      warmup_steps: real steps before the actor moves. log_std: where the actor's starts. alpha: temperature.
     """
 
     hyper: sac.Hyper
@@ -89,6 +89,11 @@ class ModelFreeState(flax.struct.PyTreeNode):
     steps: Array
     rules: Rules
 
+    def deployed(self) -> ModelFreeState:
+        """The actor alone: what `explore` and `exploit` read."""
+        rest = dict.fromkeys(("critic", "target", "actor_opt", "critic_opt", "alpha_opt"))
+        return ModelFreeState(self.sac.replace(**rest), None, None, self.steps, self.rules)
+
 
 def make(settings: ModelFree, rules: Rules) -> Agent:
     """The agent; `settings` and the networks of `source` must agree in the actor's layout."""
@@ -99,7 +104,7 @@ def make(settings: ModelFree, rules: Rules) -> Agent:
 
 
 def training_reward(experience: Experience, rules: Rules, settings: ModelFree) -> Array:
-    """Unscaled reward `[...]` the critic learns from: Eq. 1 where `rules.shaping` is 1, else the raw reward."""
+    """Unscaled reward `[...]` that the critic learns from: Eq. 1 where `rules.shaping` is 1, else the raw one."""
     transition = experience.transition
     shaped = shaped_reward(
         transition.reward,

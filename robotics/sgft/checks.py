@@ -1,0 +1,169 @@
+"""What --mode=check lowers: every step of both stages, on the configured mesh, with abstract arguments."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from core import sim
+from core.check import Function
+from core.rl import ppo
+from core.sim.drive import drive
+from robotics.sgft import finetune, methods, pretrain, value_refit
+from robotics.sgft.model_based import ModelBasedState
+
+__all__ = ["functions"]
+
+_float = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+_flag = functools.partial(jax.ShapeDtypeStruct, dtype=bool)
+_count = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+
+
+def functions(config: ConfigDict, mesh: Mesh) -> list[Function]:
+    """The steps of a run as accelerators would run them, the simulator on MJX whatever `config.sim.backend`.
+
+    Leaves `[L, ...]` (a lane per seed) are split over the mesh's data axis where it divides L; those of
+    environments `[L, N, ...]`, failing that, where it divides N. `parameters` are those of one lane. One
+    rollout stands for all that drive pi_sim in simulation. Nothing but the simulator's model is allocated.
+    """
+    parts = methods.make(config)
+    state = _abstract(
+        jax.vmap(functools.partial(_init_ppo, config=config, parts=parts)), _keys(len(parts.seeds))
+    )
+    source, _ = _abstract(
+        lambda state: pretrain.blank_source(
+            parts.task, config.pretrain, parts.networks, state, len(parts.seeds)
+        ),
+        state,
+    )
+    found = [_iteration(config, parts, state, mesh), _rollout(config, parts, source, mesh)]
+    found.append(_refit(config, parts, state, mesh))
+    for name, settings in config.agents.items():
+        found += _agent(name, settings, config, parts, source, mesh)
+    return found
+
+
+def _init_ppo(key, *, config, parts):
+    static = pretrain.ppo_config(config.pretrain, parts.networks)
+    return ppo.init(key, config=static, observation_size=parts.task.observation_size)
+
+
+def _simulator(config, parts, n, *, share, episode_length=None):
+    task = pretrain.with_exploring_starts(parts.task, share, episode_length=episode_length)
+    return sim.make(task, n, backend="mjx", gaps=dict(parts.task.randomisation))
+
+
+def _iteration(config, parts, state, mesh):
+    lanes, options = len(parts.seeds), config.pretrain
+    simulator = _simulator(config, parts, options.num_envs, share=options.exploring_share)
+    iteration = functools.partial(
+        pretrain.ppo_iteration,
+        simulator=simulator,
+        hyper=ppo.Hyper.arrays(gamma=config.gamma),
+        config=pretrain.ppo_config(options, parts.networks),
+        length=options.unroll,
+    )
+    keys = _keys(lanes)
+    env = _abstract(jax.vmap(simulator.reset), keys)
+    args = (_split(mesh, state), _split(mesh, env, env_axis=1), _split(mesh, keys))
+    fn = jax.jit(jax.vmap(iteration), donate_argnums=(0, 1))
+    return Function("simulation_policy/iteration", fn, args, _size((state.actor, state.value)) // lanes)
+
+
+def _rollout(config, parts, source, mesh):
+    lanes, options = len(parts.seeds), config.pretrain.refit
+    n, length = lanes * options.num_envs, options.disturbed_steps + options.horizon
+    simulator = _simulator(config, parts, n, share=options.exploring_share, episode_length=pretrain.UNLIMITED)
+    policy = value_refit.make_policy(pretrain.lane_policy(parts.networks))
+    draw = functools.partial(value_refit.init_disturbance, n=n, action_size=parts.task.action_size, longest=1)
+
+    def rollout(env, carry, key):
+        return drive(simulator, env, policy, carry, key, length=length)
+
+    env, disturbance = _abstract(simulator.reset, _key()), _abstract(draw, _key())
+    args = (_split(mesh, env), (_split(mesh, source), _split(mesh, disturbance)), _key())
+    return Function("simulation_value/rollout", rollout, args, _size(source.actor) // lanes)
+
+
+def _refit(config, parts, state, mesh):
+    lanes, options = len(parts.seeds), config.pretrain.refit
+    refit = functools.partial(
+        pretrain.refit_value, gamma=config.gamma, config=config.pretrain, modules=parts.networks
+    )
+    n = (lanes, options.num_envs)
+    shape = (lanes, options.disturbed_steps + options.horizon, options.num_envs)
+    size = parts.task.observation_size
+    steps = _float((*shape, size)), _float(shape), _flag(shape)
+    ends = _float((*n, size)), _count(n)
+    args = (
+        *_split(mesh, (state.value, state.stats, _keys(lanes))),
+        *_split(mesh, steps, env_axis=2),
+        *_split(mesh, ends, env_axis=1),
+    )
+    value = _abstract(lambda k: parts.networks.value.init(k, jnp.zeros((1, size))), _key())
+    return Function("simulation_value/refit", jax.jit(jax.vmap(refit)), args, _size(value))
+
+
+def _agent(name, settings, config, parts, source, mesh):
+    agent, lanes = methods.agent(settings, config, parts), settings.seeds
+    size = parts.task.observation_size
+    source = _resized(source, lanes)
+    options = _abstract(lambda: agent.options)
+    init = jax.vmap(agent.init, (0, 0, None))
+    state = _abstract(init, _keys(lanes), source, options)
+    explore, exploit, learn = finetune.lane_functions(agent.explore, agent.exploit, agent.learn)
+    parameters = _size(_trained(state)) // lanes
+    observations = _float((lanes, size)), _float((lanes * config.evaluation.episodes, size))
+    experience = _resized(source.simulated, lanes, config.block)
+    keys = _keys(lanes)
+    state, source, keys, (one, many), experience = _split(
+        mesh, (state, source, keys, observations, experience)
+    )
+    return [
+        Function(f"{name}/init", jax.jit(init), (keys, source, options), parameters),
+        Function(f"{name}/explore", explore, (state, source, one, keys), parameters),
+        Function(f"{name}/exploit", exploit, ((state, source), many, _key()), parameters),
+        Function(f"{name}/learn", learn, (state, source, experience, keys), parameters),
+    ]
+
+
+def _trained(state):
+    return state.model.params if isinstance(state, ModelBasedState) else (state.sac.actor, state.sac.critic)
+
+
+def _abstract(fn, *args):
+    return jax.eval_shape(fn, *args)
+
+
+def _key():
+    return _abstract(lambda: jax.random.key(0))
+
+
+def _keys(n):
+    return _abstract(lambda: jax.random.split(jax.random.key(0), n))
+
+
+def _resized(tree, *lead):
+    """The same leaves with other leading sizes."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*lead, *leaf.shape[len(lead) :]), leaf.dtype), tree
+    )
+
+
+def _split(mesh, tree, *, env_axis=None):
+    """Puts every leaf on the mesh: over lanes (axis 0) if "data" divides them, else over environments."""
+
+    def place(leaf):
+        sharding = pretrain.lane_sharding(mesh, leaf, env_axis=env_axis)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, tree)
+
+
+def _size(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
