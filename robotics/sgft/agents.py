@@ -19,7 +19,7 @@ class Agent(NamedTuple):
     Attributes:
       init: `(key, source, options) -> state`.
       explore: `(state, source, observation [O], key) -> action [A]` in [-1, 1], on the robot while learning.
-      exploit: `(state, source, observation [N, O], key) -> action [N, A]`, deterministic up to planning draws.
+      exploit: `(state, source, observation [N, O], key) -> action [N, A]`, exact but for draws in planning.
       learn: `(state, source, experience [n], key) -> (state, metrics)`, called after every `n` real steps.
       options: a pytree of scalars for `init`: methods that differ in it alone share one compile.
     """

@@ -25,7 +25,7 @@ class Learned(NamedTuple):
 
 
 def measure(curves: dict[str, Learned], zero_shot_return: np.ndarray, *, threshold: float) -> dict[str, Any]:
-    """Numbers of every method, one per seed: steps_to_threshold, whether censored, dip, AUCs, final success."""
+    """Each method's numbers `[S]`, one a seed: steps_to_threshold, censored, dip, AUCs, final success."""
     numbers: dict[str, Any] = {}
     for name, curve in curves.items():
         lanes = curve.success.shape[0]
@@ -69,7 +69,8 @@ def _half_steps(numbers, level):
     note = f"SAC fine-tuning never got there on {censored} of {seeds} seeds: the ratio is then an upper bound"
     return Claim(
         "mb_half_steps",
-        "SGFT-MB needs at most half the real steps of SAC fine-tuning to reach the success threshold (medians)",
+        "SGFT-MB needs at most half the real steps of SAC fine-tuning to reach the success threshold "
+        "(medians)",
         ratio.value,
         (ratio.lo, ratio.hi),
         level,
@@ -84,8 +85,8 @@ def _no_dip(numbers, level):
     interval = stats.stratified_bootstrap(dip, np.mean, level=level)
     return Claim(
         "mb_no_dip",
-        "SGFT-MB does not unlearn at first: worst return change in the first 20 % of the budget, as a share of "
-        "zero-shot's return (mean over seeds)",
+        "SGFT-MB does not unlearn at first: worst return change in the first 20 % of the budget, as a share "
+        "of zero-shot's return (mean over seeds)",
         interval.value,
         (interval.lo, interval.hi),
         level,
@@ -114,8 +115,8 @@ def _auc_difference(numbers, level):
     interval = stats.paired_bootstrap(ours[:seeds], theirs[:seeds], np.mean, level=level)
     return Claim(
         "sac_auc_difference",
-        "SGFT-SAC is not behind SAC fine-tuning: upper end of the interval of the paired difference of the area "
-        "under the return curve",
+        "SGFT-SAC is not behind SAC fine-tuning: upper end of the interval of the paired difference of the "
+        "area under the return curve",
         interval.hi,
         (interval.lo, interval.hi),
         level,

@@ -61,7 +61,7 @@ def lane_functions(explore: Callable, exploit: Callable, learn: Callable) -> tup
 
 
 def deployed(agent_state: Any) -> Any:
-    """The part of an agent's state that `explore` and `exploit` read: no replay, critic or optimizer in it."""
+    """What `explore` and `exploit` read of an agent's state: no replay, critic or optimizer is in it."""
     return agent_state.deployed()
 
 
@@ -84,8 +84,8 @@ def run_lanes(
 
     Args:
       agent: what to run. source: its Source, leaves `[L, ...]`.
-      robot: simulator or real system of L lanes: `reset(key) -> state`, `auto_reset_step(state, action [L,
-        A]) -> state`; states have observation, final_observation `[L, O]`, reward, terminated, truncated `[L]`.
+      robot: simulator or real system of L lanes: `reset(key) -> state` and `auto_reset_step(state, action [L,
+        A]) -> state`, with observation, final_observation `[L, O]`, reward, terminated and truncated `[L]`.
       schedule: real steps per lane; `total` and `eval_every` are multiples of `block`.
       value: `(source, observation [L, N, O]) -> [L, N]`, the frozen V_sim; None if the agent needs none.
       control_seconds: seconds of one control step, for the curve.

@@ -1,4 +1,4 @@
-"""Short planning in a learned model with V_sim as terminal value: the model-based SGFT of Yin et al. (2025)."""
+"""Short planning in a learned model, closed by V_sim: the model-based SGFT of Yin et al. (2025)."""
 
 from __future__ import annotations
 

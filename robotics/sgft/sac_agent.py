@@ -104,7 +104,7 @@ def make(settings: ModelFree, rules: Rules) -> Agent:
 
 
 def training_reward(experience: Experience, rules: Rules, settings: ModelFree) -> Array:
-    """Unscaled reward `[...]` that the critic learns from: Eq. 1 where `rules.shaping` is 1, else the raw one."""
+    """What the critic learns, unscaled, `[...]`: Eq. 1 where `rules.shaping` is 1, else the raw reward."""
     transition = experience.transition
     shaped = shaped_reward(
         transition.reward,
