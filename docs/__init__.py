@@ -1,0 +1,1 @@
+"""The documentation, and the command that writes its measured part: `python -m docs.make_results`."""
