@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from core.nn.mlp import MLP, Ensemble, scaled_normal
 
-__all__ = ["Actor", "Critic", "Value", "add_steps_to_go", "reset_log_std"]
+__all__ = ["Actor", "Critic", "Value", "add_steps_to_go", "apply_critic", "reset_log_std"]
 
 Array = jax.Array
 Params = Mapping[str, Any]
@@ -106,10 +106,26 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Array, action: Array, steps_to_go: Array | None = None) -> Array:
-        x = jnp.concatenate([observation, action], axis=-1)
-        x = _append_steps_to_go(x, steps_to_go, self.horizon)
+        x = self.join(observation, action, steps_to_go)
         x = Ensemble(self.ensemble, (*self.features, 1), self.activation, self.layer_norm, name="ensemble")(x)
         return jnp.squeeze(x, -1)
+
+    def join(self, observation: Array, action: Array, steps_to_go: Array | None) -> Array:
+        """The members' input, `[..., D + A (+ H)]`."""
+        return _append_steps_to_go(jnp.concatenate([observation, action], axis=-1), steps_to_go, self.horizon)
+
+
+def apply_critic(critic: Critic, params: Params | tuple[Params, ...], *inputs: Array | None) -> Array:
+    """`critic.apply(params, observation, action, steps_to_go)` -> `[ensemble, ...]`.
+
+    `params` may also be a tuple of members (`core.nn.split_members`), which are then evaluated one by one.
+    """
+    if not isinstance(params, tuple):
+        return critic.apply(params, *inputs)
+    x = critic.join(*inputs)
+    mlp = MLP((*critic.features, 1), critic.activation, critic.layer_norm)
+    members = [{"params": each["params"]["ensemble"]["members"]} for each in params]
+    return jnp.stack([jnp.squeeze(mlp.apply(each, x), -1) for each in members])
 
 
 def reset_log_std(params: Params, value: float | Array) -> Params:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from core.errors import UserError
+from core.nn import split_members, stack_members
 from core.rl import distributions
-from core.rl.networks import Actor, Critic
+from core.rl.networks import Actor, Critic, apply_critic
 
 __all__ = [
     "Batch",
@@ -49,12 +50,15 @@ class Config:
       actor, critic: the modules; equal `horizon`.
       subset: how many random target members the critic target takes the minimum of.
       policy_objective: the actor ascends the "mean" or the "min" of the online ensemble.
+      unroll: `update_block` runs the ensemble's members one by one, not batched: the same numbers, faster
+        on CPU, slower to compile. None: on CPU only.
     """
 
     actor: Actor
     critic: Critic
     subset: int = 2
     policy_objective: Literal["mean", "min"] = "mean"
+    unroll: bool | None = None
 
     def __post_init__(self):
         if not 1 <= self.subset <= self.critic.ensemble:
@@ -191,6 +195,12 @@ def bellman_target(
     return reward + jnp.where(continues, gamma * next_value, 0)
 
 
+def _subset(target: Params, members: Array, size: int) -> Params:
+    if isinstance(target, tuple):
+        return split_members(_subset(stack_members(target), members, size), size)
+    return jax.tree.map(lambda leaf: leaf[members], target)
+
+
 def critic_target(
     target: Params,
     actor: Params,
@@ -205,11 +215,10 @@ def critic_target(
     next_steps = None if batch.steps_to_go is None else batch.steps_to_go - 1
     mean, log_std = config.actor.apply(actor, batch.next_observation, next_steps)
     action, pre_tanh = distributions.squash(draws.next_noise, mean, log_std)
-    critic = config.critic
     if draws.members is not None:
-        target = jax.tree.map(lambda leaf: leaf[draws.members], target)
-        critic = critic.clone(ensemble=config.subset)
-    next_value = jnp.min(critic.apply(target, batch.next_observation, action, next_steps), axis=0)
+        target = _subset(target, draws.members, config.subset)
+    critic = config.critic.clone(ensemble=config.subset)
+    next_value = jnp.min(apply_critic(critic, target, batch.next_observation, action, next_steps), axis=0)
     entropy = -jnp.exp(log_alpha) * distributions.log_prob(pre_tanh, mean, log_std)
     next_value += jnp.where(hyper.backup_entropy > 0, entropy, 0)
     return bellman_target(
@@ -227,7 +236,7 @@ def critic_loss(critic: Params, target: Array, batch: Batch, *, config: Config) 
 
     Returns (loss `[]`, Q `[E, B]`). No gradient flows into `target`.
     """
-    q = config.critic.apply(critic, batch.observation, batch.action, batch.steps_to_go)
+    q = apply_critic(config.critic, critic, batch.observation, batch.action, batch.steps_to_go)
     squared = jnp.mean((q - jax.lax.stop_gradient(target)) ** 2, axis=0)
     if batch.weight is None:
         return jnp.mean(squared), q
@@ -244,7 +253,7 @@ def actor_loss(
     mean, log_std = config.actor.apply(actor, batch.observation, batch.steps_to_go)
     action, pre_tanh = distributions.squash(noise, mean, log_std)
     log_prob = distributions.log_prob(pre_tanh, mean, log_std)
-    q = config.critic.apply(critic, batch.observation, action, batch.steps_to_go)
+    q = apply_critic(config.critic, critic, batch.observation, action, batch.steps_to_go)
     q = jnp.mean(q, axis=0) if config.policy_objective == "mean" else jnp.min(q, axis=0)
     return jnp.mean(jnp.exp(jax.lax.stop_gradient(log_alpha)) * log_prob - q), log_prob
 
@@ -300,6 +309,13 @@ def _policy_step(state: SACState, batch: Batch, noise: Array, hyper: Hyper, conf
     return state, metrics
 
 
+def _map_critic(state: SACState, f: Callable[[Params], Params]) -> SACState:
+    opt = state.critic_opt
+    return state.replace(
+        critic=f(state.critic), target=f(state.target), critic_opt=opt._replace(mu=f(opt.mu), nu=f(opt.nu))
+    )
+
+
 def update(
     state: SACState, batch: Batch, key: Array, hyper: Hyper, *, config: Config
 ) -> tuple[SACState, dict[str, Array]]:
@@ -350,5 +366,10 @@ def update_block(
             metrics |= policy_metrics
         return state, metrics
 
+    unroll = config.unroll if config.unroll is not None else jax.default_backend() == "cpu"
+    if unroll:
+        state = _map_critic(state, lambda stacked: split_members(stacked, config.critic.ensemble))
     state, metrics = jax.lax.scan(step, state, xs)
+    if unroll:
+        state = _map_critic(state, stack_members)
     return state, jax.tree.map(jnp.mean, metrics)
