@@ -6,7 +6,7 @@ The loop knows the robot by `reset` and `auto_reset_step` alone; whatever hides 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -14,14 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from core.errors import UserError
 from core.rl import evaluate
 from core.rl.evaluate import Curve, Interaction
 from core.rl.replay import Transition
 from robotics.sgft.agents import Agent
+from robotics.sgft.gymnasium_robot import GymnasiumRobot
+from robotics.sgft.own_robot import Finetuned, InMemory, Policy, make_agent, make_source
 from robotics.sgft.pretrain import evaluate_policy
-from robotics.sgft.source import Experience
+from robotics.sgft.source import Experience, check_transfer
 
-__all__ = ["Finetuning", "Schedule", "deployed", "lane_functions", "run_lanes"]
+__all__ = ["Finetuning", "Schedule", "deployed", "fit", "lane_functions", "run_lanes"]
 
 Array = jax.Array
 
@@ -169,6 +172,85 @@ def run_lanes(
         checkpoint_every=checkpoint_every,
         progress=f"{name} on the real robot, {lanes} seeds",
     )
+
+
+def fit(
+    env: Any,
+    policy: Policy | tuple,
+    value: Callable,
+    *,
+    gamma: float,
+    steps: int = 2400,
+    horizon: int = 1,
+    method: str = "sac",
+    reward: Callable | None = None,
+    simulated: Mapping[str, Any] | None = None,
+    value_gamma: float | None = None,
+    limits: tuple[Any, Any] | None = None,
+    block: int = 40,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    stop: Callable | None = None,
+    run: Any = None,
+) -> Finetuned:
+    """Fine-tunes a policy of your own on a system of your own with Gymnasium's interface.
+
+    Args:
+      env: has `reset(seed=)`, `step(action)` and bounds of the action, see gymnasium_robot.GymnasiumRobot.
+      policy: Policy, or (Actor, variables[, observation statistics]); its [-1, 1] is the action's range.
+      value: frozen V_sim, observations `[..., O]` -> `[...]`; numpy will do, except for "model_based".
+      gamma: discount of the task, in [0, 1]. value_gamma: the one V_sim was trained with, checked if given.
+      steps: real control steps, a multiple of `block`; after each block the robot waits for the agent to learn.
+      horizon: H >= 1, the window of SGFT-SAC ("sac"), or the steps of a plan of SGFT-MB ("model_based").
+      reward: for SGFT-MB, the known reward of the state entered, `[..., O]` -> `[...]`, in jax.numpy.
+      simulated: transitions from simulation, a dict of observation, action (in [-1, 1]), reward,
+        next_observation, terminated, `[n, ...]`: pre-fits the critic; SGFT-MB needs them.
+      limits: (low, high), narrower than the range of `env`: nothing outside is ever sent, nor is NaN.
+      settings: other hyperparameters, see own_robot.SETTINGS.
+      stop: `(steps so far, robot state) -> bool`, asked after every control step; True ends the run there.
+      run: a core.run.Run that records metrics and checkpoints, or None, which writes nothing. A real system
+        can not be put back into a saved state: a run that was cut short can not be resumed, only begun anew.
+
+    Returns:
+      Finetuned: `policy(observation)`, `export(directory)`, `steps`, `episode_returns`.
+    """
+    policy = Policy(*policy)
+    size = policy.observation_size
+    check_transfer(
+        value_gamma=gamma if value_gamma is None else value_gamma,
+        gamma=gamma,
+        value_size=size,
+        observation_size=size,
+    )
+    if steps < block or steps % block:
+        raise UserError(f"steps={steps} is not a positive multiple of block={block} real steps")
+    source = make_source(policy, value, simulated, gamma)
+    agent = make_agent(
+        method,
+        policy,
+        value,
+        source=source,
+        gamma=gamma,
+        horizon=horizon,
+        capacity=steps,
+        reward=reward,
+        prefit=simulated is not None,
+        settings=settings or {},
+    )
+    robot = GymnasiumRobot(env, observation_size=size, action_size=policy.actor.action_size, limits=limits)
+    state = run_lanes(
+        "finetune",
+        agent,
+        source,
+        robot,
+        seeds=[seed],
+        schedule=Schedule(steps, block, steps),
+        value=lambda source, observation: value(observation),
+        control_seconds=0.0,
+        run=InMemory() if run is None else run,
+        stop=stop,
+    )
+    return Finetuned(agent, state.agent, source, robot, int(state.used.steps[0]))
 
 
 def _with_values(transition, value, source):
