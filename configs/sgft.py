@@ -4,24 +4,21 @@ from ml_collections import ConfigDict
 
 VARIANTS = ("smoke", "small", "full", "h_sweep", "baselines")
 
+
 # All model-free methods are one agent; what tells them apart stands in these few keys.
-MODEL_FREE = dict(
-    kind="model_free",
-    seeds=5,
-    steps=2400,
-    horizon=0,
-    shaping=False,
-    start="simulation",
-    prior_share=0.0,
-    prefit_updates=0,
-    warmup_steps=200,
-    lr=1e-3,
-    actor_lr=3e-4,
-)
-
-
 def model_free(**changes):
-    agent = ConfigDict(MODEL_FREE)
+    agent = ConfigDict()
+    agent.kind = "model_free"
+    agent.seeds = 5  # the first so many of config.num_seeds
+    agent.steps = 2400  # real control steps per seed
+    agent.horizon = 0  # H, the window of the shaped reward; 0 is the infinite horizon
+    agent.shaping = False  # train on r + gamma V_sim(s') - V_sim(s) instead of r
+    agent.start = "simulation"  # actor: pi_sim ("simulation") or random
+    agent.prior_share = 0.0  # share of every batch that is simulated transitions
+    agent.prefit_updates = 0  # of the critic on simulated transitions, before the first real step
+    agent.warmup_steps = 200  # real steps before the actor moves
+    agent.lr = 1e-3  # critic's Adam step size
+    agent.actor_lr = 3e-4
     agent.update(changes)
     return agent
 
@@ -71,11 +68,11 @@ def get_config(variant="small"):
 
     pretrain = config.pretrain = ConfigDict()
     pretrain.actor_features = (64, 64)  # pi_sim and PPO's critic
-    pretrain.value_features = (128, 128)  # V_sim
+    pretrain.value_features = (256, 256)  # V_sim, with layer norm
     pretrain.log_std_init = -0.7
     pretrain.num_envs = 256  # per seed
     pretrain.unroll = 40  # control steps of one iteration
-    pretrain.iterations = 100
+    pretrain.iterations = 120
     pretrain.epochs = 4
     pretrain.minibatches = 8
     pretrain.lr = 1e-3
@@ -90,13 +87,14 @@ def get_config(variant="small"):
     pretrain.sim_action_noise = 0.5  # standard deviation, on pi_sim's action
     pretrain.sim_exploring_share = 0.0
     pretrain.refit = ConfigDict()
-    pretrain.refit.num_envs = 4096  # rollouts per seed
-    pretrain.refit.exploring_share = 0.5
-    pretrain.refit.disturbed_steps = 60  # at most, before the return counts
+    pretrain.refit.rounds = 8  # of rollouts
+    pretrain.refit.num_envs = 2048  # rollouts per round and seed
+    pretrain.refit.exploring_share = 0.8
+    pretrain.refit.disturbed_steps = 40  # at most, before the return counts
     pretrain.refit.largest_offset = 1.2  # of the action, while disturbed
-    pretrain.refit.horizon = 60  # undisturbed steps; PPO's critic closes the return
-    pretrain.refit.keep = 12  # states of each rollout that V_sim is fitted to
-    pretrain.refit.epochs = 30
+    pretrain.refit.horizon = 70  # undisturbed steps; PPO's critic closes the return
+    pretrain.refit.keep = 20  # states of each rollout that V_sim is fitted to
+    pretrain.refit.epochs = 5
     pretrain.refit.batch = 512
     pretrain.refit.lr = 1e-3
 
@@ -120,6 +118,55 @@ def get_config(variant="small"):
     agents.sac_scratch = model_free(start="random", warmup_steps=0, seeds=2)
     agents.pbrs_sac = model_free(shaping=True, prefit_updates=2000, seeds=2)
     agents.rlpd = model_free(start="random", prior_share=0.5, warmup_steps=0, seeds=2)
+    config.deploy = "sgft_mb"  # the agent that load and export give
+
     # Nothing of the paper's per-task numbers could be read; its claim is an order of magnitude in samples.
     config.expected = {"claim": "up to ten times fewer real samples than normal fine-tuning"}
+
+    if variant == "smoke":
+        _smoke(config)
+    if variant == "full":
+        _full(config)
+    if variant == "h_sweep":
+        config.agents = ConfigDict()
+        for horizon in (1, 2, 3, 5):
+            config.agents[f"sgft_mb_h{horizon}"] = model_based(horizon=horizon)
+            config.agents[f"sgft_sac_h{horizon}"] = model_free(
+                horizon=horizon, shaping=True, prefit_updates=2000
+            )
+        config.agents.sac_finetune = model_free()
+        config.deploy = "sgft_mb_h3"
+    if variant == "baselines":
+        for agent in config.agents.values():
+            agent.seeds = config.num_seeds
     return config
+
+
+def _smoke(config):
+    """Every part once, in under a minute: nothing is learned."""
+    config.num_seeds = 1
+    config.update({"block": 20, "checkpoint_every": 1})
+    config.evaluation.update({"every": 20, "episodes": 4})
+    config.pretrain.update({"num_envs": 16, "iterations": 2, "sim_episodes": 4, "checkpoint_every": 1})
+    config.pretrain.refit.update(
+        {"rounds": 2, "num_envs": 16, "disturbed_steps": 8, "horizon": 22, "epochs": 1, "batch": 64}
+    )
+    config.sac.update({"features": (16, 16), "batch": 16})
+    for agent in config.agents.values():
+        agent.update({"seeds": 1, "steps": 40})
+        if agent.kind == "model_based":
+            agent.update({"hidden": (16, 16), "pretrain_updates": 20, "updates": 5, "candidates": 16})
+        elif agent.prefit_updates:
+            agent.prefit_updates = 20
+
+
+def _full(config):
+    """The setting of an accelerator: MJX, 4096 environments, 10 critics of 256x256, 20 updates a step."""
+    config.sim.backend = "mjx"
+    config.pretrain.num_envs = 4096
+    config.pretrain.iterations = 200
+    config.pretrain.minibatches = 32
+    config.pretrain.refit.num_envs = 16384
+    config.sac.update({"critics": 10, "features": (256, 256), "batch": 256, "utd": 20})
+    for agent in config.agents.values():
+        agent.seeds = config.num_seeds

@@ -42,7 +42,7 @@ def functions(config: ConfigDict, mesh: Mesh) -> list[Function]:
         state,
     )
     found = [_iteration(config, parts, state, mesh), _rollout(config, parts, source, mesh)]
-    found.append(_refit(config, parts, state, mesh))
+    found += [_targets(config, parts, state, mesh), _refit(config, parts, mesh)]
     for name, settings in config.agents.items():
         found += _agent(name, settings, config, parts, source, mesh)
     return found
@@ -90,10 +90,10 @@ def _rollout(config, parts, source, mesh):
     return Function("simulation_value/rollout", rollout, args, _size(source.actor) // lanes)
 
 
-def _refit(config, parts, state, mesh):
+def _targets(config, parts, state, mesh):
     lanes, options = len(parts.seeds), config.pretrain.refit
-    refit = functools.partial(
-        pretrain.refit_value, gamma=config.gamma, config=config.pretrain, modules=parts.networks
+    targets = functools.partial(
+        pretrain.refit_targets, gamma=config.gamma, config=config.pretrain, modules=parts.networks
     )
     n = (lanes, options.num_envs)
     shape = (lanes, options.disturbed_steps + options.horizon, options.num_envs)
@@ -101,10 +101,20 @@ def _refit(config, parts, state, mesh):
     steps = _float((*shape, size)), _float(shape), _flag(shape)
     ends = _float((*n, size)), _count(n)
     args = (
-        *_split(mesh, (state.value, state.stats, _keys(lanes))),
+        *_split(mesh, (state.value, state.stats)),
         *_split(mesh, steps, env_axis=2),
         *_split(mesh, ends, env_axis=1),
     )
+    return Function("simulation_value/targets", jax.jit(jax.vmap(targets)), args, 0)
+
+
+def _refit(config, parts, mesh):
+    lanes, options = len(parts.seeds), config.pretrain.refit
+    refit = functools.partial(pretrain.refit_value, config=config.pretrain, modules=parts.networks)
+    size = parts.task.observation_size
+    m = (lanes, options.rounds * options.num_envs * options.keep)
+    targets = value_refit.Targets(_float((*m, size)), _float(m))
+    args = _split(mesh, (_keys(lanes), targets))
     value = _abstract(lambda k: parts.networks.value.init(k, jnp.zeros((1, size))), _key())
     return Function("simulation_value/refit", jax.jit(jax.vmap(refit)), args, _size(value))
 

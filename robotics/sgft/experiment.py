@@ -70,10 +70,10 @@ def evaluate(config: ConfigDict, run: Run) -> dict[str, Any]:
 
 
 def load(config: ConfigDict, run: Run) -> tuple[Any, Any]:
-    """What the first method learned on the first seed: `(params, apply)`, `apply(params, observation [B, O])`."""
+    """What `config.deploy` learned on the first seed: `(params, apply)`; `apply(params, observation [B, O])`."""
     parts = methods.make(config)
     source, _ = _simulation(config, parts, run)
-    name, settings = next(iter(config.agents.items()))
+    name, settings = config.deploy, config.agents[config.deploy]
     state = _finetune(name, settings, config, parts, source, run)
     agent = methods.agent(settings, config, parts)
     first = jax.tree.map(

@@ -147,6 +147,7 @@ def validate(config: ConfigDict) -> None:
             f"config.evaluation.every={config.evaluation.every} is not a multiple of "
             f"config.block={config.block} real steps"
         )
+    _one_of("config.deploy", config.deploy, tuple(config.agents))
     for name, settings in config.agents.items():
         key = f"config.agents.{name}"
         _one_of(f"{key}.kind", settings.kind, KINDS)

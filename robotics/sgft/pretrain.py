@@ -48,7 +48,8 @@ UNLIMITED = 1 << 30
 def networks(config: ConfigDict, action_size: int) -> Networks:
     """pi_sim and V_sim as `config.pretrain` describes them."""
     actor = Actor(action_size, tuple(config.actor_features), nn.tanh, log_std_init=config.log_std_init)
-    return Networks(actor, Value(tuple(config.value_features), nn.tanh))
+    # Layer norm and a wide network: V_sim has edges, where contact begins, that a small tanh network blurs.
+    return Networks(actor, Value(tuple(config.value_features), nn.relu, layer_norm=True, final_gain=1.0))
 
 
 def ppo_config(config: ConfigDict, modules: Networks) -> ppo.Config:
@@ -222,8 +223,8 @@ def blank_source(task, config, modules, state, lanes):
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
 
 
-def refit_value(params, stats, key, observation, reward, terminated, last, start, *, gamma, config, modules):
-    """V_sim of one lane from disturbed rollouts of pi_sim; pure, jit-able.
+def refit_targets(params, stats, observation, reward, terminated, last, start, *, gamma, config, modules):
+    """What V_sim of one lane is fitted to, from disturbed rollouts of pi_sim; pure, jit-able.
 
     Args:
       params: variables of PPO's critic, which closes the returns; stats: its observation statistics.
@@ -232,15 +233,20 @@ def refit_value(params, stats, key, observation, reward, terminated, last, start
       gamma: discount. config: `config.pretrain`.
 
     Returns:
-      as value_refit.fit.
+      value_refit.Targets, the observations as the networks see them.
     """
     tail = ppo_config(config, modules).value.apply(params, normalize.apply(stats, last))
     targets = value_refit.monte_carlo_targets(
         observation, reward, terminated, tail, start, gamma=gamma, keep=config.refit.keep
     )
+    return targets._replace(observation=normalize.apply(stats, targets.observation))
+
+
+def refit_value(key, targets, *, config, modules):
+    """V_sim of one lane from its Targets `[M]`; returns as value_refit.fit. Pure, jit-able."""
     return value_refit.fit(
         key,
-        normalize.apply(stats, targets.observation),
+        targets.observation,
         targets.value,
         network=modules.value,
         epochs=config.refit.epochs,
@@ -249,50 +255,61 @@ def refit_value(params, stats, key, observation, reward, terminated, last, start
     )
 
 
-def _finish(task, config, modules, state, stage, seeds, backend, run):
-    """Refits V_sim, gathers D_sim and scores pi_sim in its own simulator."""
-    source, _ = stage
-    lanes, n = len(seeds), config.refit.num_envs
-    act = lane_policy(modules)
-    key = jax.random.fold_in(jax.random.key(seeds[0]), 1)
-    reset_key, disturb_key, drive_key, fit_key, data_key, score_key = jax.random.split(key, 6)
-
+def _refit(task, config, modules, state, source, backend, key, run):
+    """Rolls pi_sim out in rounds of `refit.num_envs` disturbed rollouts per lane, then fits V_sim to them all."""
+    lanes, n = source.gamma.shape[0], config.refit.num_envs
+    fit_key, *round_keys = jax.random.split(key, config.refit.rounds + 1)
     wide = with_exploring_starts(task, config.refit.exploring_share, episode_length=UNLIMITED)
     simulator = sim.make(wide, lanes * n, backend=backend, gaps=dict(task.randomisation))
-    disturbance = value_refit.init_disturbance(
-        disturb_key,
-        lanes * n,
-        task.action_size,
-        longest=config.refit.disturbed_steps,
-        largest=config.refit.largest_offset,
-    )
-    start = disturbance.remaining
+    policy = value_refit.make_policy(lane_policy(modules))
     length = config.refit.disturbed_steps + config.refit.horizon
-    _, _, steps = drive(
-        simulator,
-        simulator.reset(reset_key),
-        value_refit.make_policy(act),
-        (source, disturbance),
-        drive_key,
-        length=length,
+    make_targets = jax.jit(
+        jax.vmap(functools.partial(refit_targets, gamma=task.gamma, config=config, modules=modules))
     )
-    refit = functools.partial(refit_value, gamma=task.gamma, config=config, modules=modules)
 
     def lane(x):
         return jnp.moveaxis(jnp.asarray(x).reshape(x.shape[0], lanes, n, *x.shape[2:]), 1, 0)
 
-    value, offset, scale, metrics = jax.jit(jax.vmap(refit))(
-        state.value,
-        state.stats,
-        jax.random.split(fit_key, lanes),
-        lane(steps.observation),
-        lane(steps.reward),
-        lane(steps.terminated),
-        jnp.asarray(steps.final_observation[-1]).reshape(lanes, n, -1),
-        start.reshape(lanes, n),
-    )
-    source = source.replace(value=value, value_offset=offset, value_scale=scale)
+    def one_round(key):
+        reset_key, disturb_key, drive_key = jax.random.split(key, 3)
+        disturbance = value_refit.init_disturbance(
+            disturb_key,
+            lanes * n,
+            task.action_size,
+            longest=config.refit.disturbed_steps,
+            largest=config.refit.largest_offset,
+        )
+        carry = (source, disturbance)
+        _, _, steps = drive(simulator, simulator.reset(reset_key), policy, carry, drive_key, length=length)
+        return make_targets(
+            state.value,
+            state.stats,
+            lane(steps.observation),
+            lane(steps.reward),
+            lane(steps.terminated),
+            jnp.asarray(steps.final_observation[-1]).reshape(lanes, n, -1),
+            disturbance.remaining.reshape(lanes, n),
+        )
+
+    with run.progress(config.refit.rounds, "rollouts for V_sim") as tracker:
+        found = []
+        for round_key in round_keys:
+            found.append(one_round(round_key))
+            tracker.advance()
+    targets = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+    fit_value = jax.jit(jax.vmap(functools.partial(refit_value, config=config, modules=modules)))
+    value, offset, scale, metrics = fit_value(jax.random.split(fit_key, lanes), targets)
     run.log(0, jax.tree.map(jnp.mean, metrics), group="simulation_value")
+    return source.replace(value=value, value_offset=offset, value_scale=scale), metrics
+
+
+def _finish(task, config, modules, state, stage, seeds, backend, run):
+    """Refits V_sim, gathers D_sim and scores pi_sim in its own simulator."""
+    source, _ = stage
+    lanes = len(seeds)
+    key = jax.random.fold_in(jax.random.key(seeds[0]), 1)
+    refit_key, data_key, score_key = jax.random.split(key, 3)
+    source, metrics = _refit(task, config, modules, state, source, backend, refit_key, run)
     transitions = _simulated_transitions(task, config, modules, source, lanes, backend, data_key)
     values = jax.jit(jax.vmap(functools.partial(sim_value, networks=modules)))
     source = source.replace(

@@ -74,13 +74,17 @@ def _reset(key, gap):
 
 
 def _exploring_reset(key, gap):
-    """Puck anywhere within 0.8 m of the target, hand within 0.5 m of the puck per axis; both at rest."""
-    radius_key, angle_key, hand_key = jax.random.split(key, 3)
+    """Puck at rest within 0.8 m of the target; hand near it (0.3 m) or far (1 m per axis), at up to 1 m/s."""
+    radius_key, angle_key, near_key, hand_key, speed_key = jax.random.split(key, 5)
     radius = 0.8 * jnp.sqrt(jax.random.uniform(radius_key))
     angle = jax.random.uniform(angle_key, (), jnp.float32, -jnp.pi, jnp.pi)
     puck = radius * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
-    hand = puck + jax.random.uniform(hand_key, (2,), jnp.float32, -0.5, 0.5)
-    return jnp.concatenate([rotate(hand, -gap.frame_rotation), puck]), jnp.zeros(4, jnp.float32)
+    reach = jnp.where(jax.random.uniform(near_key) < 0.5, 0.3, 1.0)
+    hand = puck + reach * jax.random.uniform(hand_key, (2,), jnp.float32, -1.0, 1.0)
+    velocity = jax.random.uniform(speed_key, (2,), jnp.float32, -1.0, 1.0)
+    turned = rotate(hand, -gap.frame_rotation), rotate(velocity, -gap.frame_rotation)
+    still = jnp.zeros(2, jnp.float32)
+    return jnp.concatenate([turned[0], puck]), jnp.concatenate([turned[1], still])
 
 
 def _observe(qpos, qvel, ctrl, sensordata):
