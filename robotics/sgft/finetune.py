@@ -200,7 +200,7 @@ def fit(
       policy: Policy, or (Actor, variables[, observation statistics]); its [-1, 1] is the action's range.
       value: frozen V_sim, observations `[..., O]` -> `[...]`; numpy will do, except for "model_based".
       gamma: discount of the task, in [0, 1]. value_gamma: the one V_sim was trained with, checked if given.
-      steps: real control steps, a multiple of `block`; after each block the robot waits for the agent to learn.
+      steps: real control steps, a multiple of `block`; the robot waits between blocks while the agent learns.
       horizon: H >= 1, the window of SGFT-SAC ("sac"), or the steps of a plan of SGFT-MB ("model_based").
       reward: for SGFT-MB, the known reward of the state entered, `[..., O]` -> `[...]`, in jax.numpy.
       simulated: transitions from simulation, a dict of observation, action (in [-1, 1]), reward,
