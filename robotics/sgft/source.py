@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from core.errors import UserError
 from core.rl import distributions, normalize
 from core.rl.networks import Actor, Value
 from core.rl.replay import Transition
+from core.weights import load_npz, save_npz
 
-__all__ = ["Experience", "Networks", "Source", "check_transfer", "policy_action", "sim_value"]
+__all__ = ["Experience", "Networks", "Source", "check_transfer", "load", "policy_action", "save", "sim_value"]
 
 Array = jax.Array
 
@@ -84,3 +87,43 @@ def check_transfer(*, value_gamma: float, gamma: float, value_size: int, observa
             f"V_sim reads observations of size {value_size} but the real task gives {observation_size}: "
             "train V_sim on what the robot can observe"
         )
+
+
+def save(path: Path, source: Source) -> None:
+    """Writes pi_sim and V_sim of one lane as .npz, with all that makes the potential: obs_stats and gamma."""
+    save_npz(path, _stored(source))
+
+
+def load(path: Path, *, networks: Networks, observation_size: int, gamma: float) -> Source:
+    """Reads what `save` wrote, for a task with that observation and discount; no D_sim comes with it.
+
+    Raises UserError where something is missing (obs_stats, say: without them V_sim is another function), the
+    observation has another size, or V_sim was trained with another gamma.
+    """
+
+    def blank():
+        observation = jnp.zeros((1, observation_size))
+        actor, value = (net.init(jax.random.key(0), observation) for net in (networks.actor, networks.value))
+        number = jnp.float32(0)
+        return Source(actor, value, number, number, normalize.init(observation_size), number, None)
+
+    stored = load_npz(path, jax.eval_shape(lambda: _stored(blank())))
+    check_transfer(
+        value_gamma=float(stored["gamma"]),
+        gamma=gamma,
+        value_size=observation_size,
+        observation_size=observation_size,
+    )
+    names = {"policy": "actor", "obs_stats": "stats"}
+    return Source(**{names.get(key, key): leaf for key, leaf in stored.items()}, simulated=None)
+
+
+def _stored(source):
+    return {
+        "policy": source.actor,
+        "value": source.value,
+        "value_offset": source.value_offset,
+        "value_scale": source.value_scale,
+        "obs_stats": source.stats,
+        "gamma": source.gamma,
+    }
