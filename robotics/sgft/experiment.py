@@ -12,13 +12,14 @@ from ml_collections import ConfigDict
 
 from core import figures
 from core.run import Run
-from core.sim import NativeSimulator, Solver
+from core.sim import NativeSimulator, Solver, render
 from robotics.sgft import checks, claims, finetune, methods, pretrain, tabular_figures
 from robotics.sgft.source import Source, policy_action, sim_value
 
 __all__ = ["evaluate", "example", "functions", "load", "run", "validate"]
 
 LABELS = {
+    "zero_shot": "zero-shot",
     "sgft_mb": "SGFT-MB",
     "sgft_sac": "SGFT-SAC",
     "sac_finetune": "SAC fine-tuning",
@@ -70,7 +71,7 @@ def evaluate(config: ConfigDict, run: Run) -> dict[str, Any]:
 
 
 def load(config: ConfigDict, run: Run) -> tuple[Any, Any]:
-    """What `config.deploy` learned on the first seed: `(params, apply)`; `apply(params, observation [B, O])`."""
+    """What `config.deploy` learned on the first seed, and `apply(params, observation [B, O]) -> [B, A]`."""
     parts = methods.make(config)
     source, _ = _simulation(config, parts, run)
     name, settings = config.deploy, config.agents[config.deploy]
@@ -163,8 +164,8 @@ def _figures(config, parts, source, states, curves, numbers, run):
                 title=f"{parts.task.name} on the real robot, gap {config.gap!r}",
                 threshold=config.threshold if key == "success" else None,
             ),
-            f"{ylabel.capitalize()} of every method after so many real control steps, "
-            f"{config.evaluation.episodes} episodes per point and seed; the band spans the middle half of the seeds.",
+            f"{ylabel.capitalize()} after so many real steps, {config.evaluation.episodes} episodes per "
+            "point and seed; the band is the middle half of the seeds.",
         )
     run.figure(
         "steps_to_threshold",
@@ -176,8 +177,18 @@ def _figures(config, parts, source, states, curves, numbers, run):
             ylabel="real control steps",
             title=f"Steps to success rate {config.threshold:g}",
         ),
-        "Real control steps until the success threshold is reached and held; a bar at the budget is a lower bound.",
+        "Real control steps until the success threshold is reached and held; a bar at the budget is a bound.",
     )
+    agent = methods.agent(config.agents[config.deploy], config, parts)
+    for name, exploit, state in (
+        ("zero_shot", lambda state, source, x, key: policy_action(source, x, networks=parts.networks), ()),
+        (config.deploy, agent.exploit, jax.tree.map(lambda leaf: leaf[0], states[config.deploy].agent)),
+    ):
+        run.figure(
+            f"rollout_{name}",
+            _film_strip(config, parts, exploit, state, jax.tree.map(lambda leaf: leaf[0], source)),
+            f"One episode of {LABELS.get(name, name)} on the real robot, seed {parts.seeds[0]}.",
+        )
     run.figure(
         "tabular_exact", tabular_figures.figure_exact(), "The idea, exactly solved: see docs/methods/sgft.md."
     )
@@ -189,3 +200,14 @@ def _figures(config, parts, source, states, curves, numbers, run):
         tabular_figures.figure_counter_example(),
         "Where the idea fails: V_sim not improvable.",
     )
+
+
+def _film_strip(config, parts, exploit, state, source):
+    robot, act = _robot(config, parts, 1), jax.jit(exploit)
+    env = robot.reset(jax.random.fold_in(jax.random.key(config.seed), 5))
+    physics = [env.physics[0]]
+    for t in range(parts.task.episode_length):
+        action = act(state, source, np.asarray(env.observation), jax.random.key(t))
+        env = robot.step(env, np.asarray(action))
+        physics.append(env.physics[0])
+    return render.film_strip(parts.task, np.stack(physics), gap=parts.task.gap(config.gap))

@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
@@ -120,13 +121,7 @@ def _model_free(settings, config, parts):
             subset=min(2, shared.critics),
             terminal_potential=config.terminal_potential,
         ),
-        rules.replace(
-            **{
-                name: jnp.float32(getattr(rules, name))
-                for name in ("shaping", "scale", "from_simulation", "prior_share")
-                + ("warmup_steps", "log_std", "alpha")
-            }
-        ),
+        jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rules),
     )
 
 

@@ -256,7 +256,7 @@ def refit_value(key, targets, *, config, modules):
 
 
 def _refit(task, config, modules, state, source, backend, key, run):
-    """Rolls pi_sim out in rounds of `refit.num_envs` disturbed rollouts per lane, then fits V_sim to them all."""
+    """Rounds of `refit.num_envs` disturbed rollouts of pi_sim per lane, then V_sim fitted to them all."""
     lanes, n = source.gamma.shape[0], config.refit.num_envs
     fit_key, *round_keys = jax.random.split(key, config.refit.rounds + 1)
     wide = with_exploring_starts(task, config.refit.exploring_share, episode_length=UNLIMITED)

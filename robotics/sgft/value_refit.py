@@ -38,7 +38,10 @@ class Targets(NamedTuple):
 def init_disturbance(
     key: Array, n: int, action_size: int, *, longest: int, largest: float = 1.2, calm: float = 0.4
 ) -> Disturbance:
-    """Draws how long (up to `longest` steps) and how strongly (U(0, largest); 0 in a share `calm`) to disturb."""
+    """Draws for how long (at most `longest` steps) and how strongly to disturb each rollout.
+
+    The strength is U(0, `largest`), 0 in a share `calm`.
+    """
     scale_key, calm_key, length_key, offset_key = jax.random.split(key, 4)
     scale = jax.random.uniform(scale_key, (n,), maxval=largest)
     scale = jnp.where(jax.random.uniform(calm_key, (n,)) < calm, 0.0, scale)
@@ -145,7 +148,7 @@ def fit(
 
 
 def make_policy(act: Callable) -> Callable:
-    """A policy for core.sim.drive whose carry is (source, Disturbance): `act(source, observation)` disturbed."""
+    """A policy for core.sim.drive, carry (source, Disturbance): `act(source, observation)`, disturbed."""
 
     def policy(carry, observation, key):
         source, disturbance = carry
