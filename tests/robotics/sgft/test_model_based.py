@@ -22,7 +22,7 @@ NETWORK = Dynamics(puck_push.TASK.observation_step, (16,))
 @pytest.fixture(scope="module")
 def trained(source, experience, lane, planning):
     """(agent, jitted learn, source, block of real steps, state before, state after)."""
-    agent, source, block = planning(), lane(source), lane(experience)
+    agent, source, block = planning(pretrain_updates=300), lane(source), lane(experience)
     state = jax.jit(agent.init)(KEY, source, None)
     learn = jax.jit(agent.learn)
     return agent, learn, source, block, state, learn(state, source, block, KEY)[0]
@@ -32,9 +32,8 @@ def lost(rows):
     return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan) if x.dtype == jnp.float32 else x, rows)
 
 
-def test_the_model_begins_with_what_simulation_shows(source, lane, planning, trained):
-    agent, source = planning(pretrain_updates=300), lane(source)
-    state = jax.jit(agent.init)(KEY, source, None)
+def test_the_model_begins_with_what_simulation_shows(trained):
+    _, _, source, _, state, _ = trained
     loss = functools.partial(dynamics.loss, batch=source.simulated.transition, network=NETWORK)
     fresh = dynamics.init(jax.random.split(KEY)[0], network=NETWORK, action_size=2, members=2)
     assert loss(state.model.params) < 0.5 * loss(fresh.params)
