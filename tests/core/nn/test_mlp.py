@@ -9,7 +9,7 @@ from core.nn import MLP, Ensemble, scaled_normal, split_members, stack_members
 def test_an_ensemble_is_its_members_side_by_side():
     ensemble = Ensemble(3, (5, 4, 2), layer_norm=True)
     x = jax.random.normal(jax.random.key(0), (7, 6))
-    params = ensemble.init(jax.random.key(1), x)
+    params = jax.jit(ensemble.init)(jax.random.key(1), x)
     together = ensemble.apply(params, x)
     members = split_members(params["params"]["members"], 3)
     alone = [MLP((5, 4, 2), layer_norm=True).apply({"params": member}, x) for member in members]
@@ -35,7 +35,7 @@ def test_layer_norm_makes_the_output_blind_to_the_input_scale():
     x = jax.random.normal(jax.random.key(0), (4, 6))
     for layer_norm in (True, False):
         mlp = MLP((64, 1), layer_norm=layer_norm)
-        params = mlp.init(jax.random.key(1), x)
+        params = jax.jit(mlp.init)(jax.random.key(1), x)
         same = np.allclose(mlp.apply(params, 100 * x), mlp.apply(params, 1000 * x), rtol=1e-3)
         assert same == layer_norm
 
@@ -43,4 +43,4 @@ def test_layer_norm_makes_the_output_blind_to_the_input_scale():
 def test_layer_norm_survives_a_large_common_offset():
     mlp = MLP((32, 1), layer_norm=True)
     x = jax.random.normal(jax.random.key(0), (4, 6)) + 1e4
-    assert np.isfinite(mlp.apply(mlp.init(jax.random.key(1), x), x)).all()
+    assert np.isfinite(mlp.apply(jax.jit(mlp.init)(jax.random.key(1), x), x)).all()
