@@ -11,7 +11,7 @@ ZERO_SHOT = np.full(5, 5.0)
 
 
 def curve(reached_at, *, seeds=5, low=4.0, high=20.0, dip=0.0):
-    """Success 1 and return `high` from `reached_at` on (None: never); `dip` lower at the first point after 0."""
+    """Success 1 and return `high` from `reached_at` on (None: never); `dip` lower at the second point."""
     there = np.zeros(len(STEPS), bool) if reached_at is None else reached_at <= STEPS
     returns = np.where(there, high, low) - dip * (np.arange(len(STEPS)) == 1)
     return Learned(

@@ -1,4 +1,4 @@
-"""What one stage hands to the other: V_sim frozen, refused where it can not be a potential, kept in a file."""
+"""What one stage hands to the other: V_sim frozen, refused where it is no potential, kept in a file."""
 
 import functools
 
@@ -62,9 +62,7 @@ def test_a_file_keeps_all_that_makes_the_potential(stored, source, lane, network
 def test_a_file_that_does_not_fit_is_refused(stored, networks):
     with pytest.raises(UserError, match=r"trained with gamma 0\.97 but the real task uses gamma 0\.9:"):
         read(stored, networks, gamma=0.9)
-    with pytest.raises(
-        UserError, match=r"obs_stats/mean is float32\[8\] in the file and float32\[5\] in this"
-    ):
+    with pytest.raises(UserError, match=r"obs_stats/mean is float32\[8\] in the file and float32\[5\] in"):
         read(stored, networks, observation_size=5)
     with np.load(stored) as file:
         kept = {name: file[name] for name in file.files if not name.startswith("obs_stats")}

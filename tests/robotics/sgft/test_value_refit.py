@@ -1,4 +1,4 @@
-"""The refit of V_sim: disturbances, returns against a plain loop, and a regression that finds its function."""
+"""The refit of V_sim: disturbances, returns against a plain loop, a regression that finds its function."""
 
 import functools
 
@@ -97,7 +97,7 @@ def test_finds_a_known_function():
 
 
 def test_a_constant_target_and_a_batch_larger_than_the_data():
-    variables, offset, scale, metrics = fit(KEY, jnp.ones((10, 3)), jnp.full(10, 4.0), epochs=2)
+    variables, offset, _, metrics = fit(KEY, jnp.ones((10, 3)), jnp.full(10, 4.0), epochs=2)
     assert offset == 4.0 and np.isfinite(metrics["value_loss"])
     chex.assert_tree_all_finite(variables)
 
