@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from core.nn import MLP, Ensemble, scaled_normal, split_members, stack_members
+from tests.core.modules import run, start
 
 
 def test_an_ensemble_is_its_members_side_by_side():
     ensemble = Ensemble(3, (5, 4, 2), layer_norm=True)
     x = jax.random.normal(jax.random.key(0), (7, 6))
-    params = jax.jit(ensemble.init)(jax.random.key(1), x)
-    together = ensemble.apply(params, x)
+    params = start(ensemble, x)
+    together = run(ensemble, params, x)
     members = split_members(params["params"]["members"], 3)
-    alone = [MLP((5, 4, 2), layer_norm=True).apply({"params": member}, x) for member in members]
+    alone = [run(MLP((5, 4, 2), layer_norm=True), {"params": member}, x) for member in members]
     assert together.shape == (3, 7, 2)
     np.testing.assert_allclose(together, jnp.stack(alone), rtol=1e-5, atol=1e-6)
     assert not np.allclose(together[0], together[1])
@@ -35,12 +36,12 @@ def test_layer_norm_makes_the_output_blind_to_the_input_scale():
     x = jax.random.normal(jax.random.key(0), (4, 6))
     for layer_norm in (True, False):
         mlp = MLP((64, 1), layer_norm=layer_norm)
-        params = jax.jit(mlp.init)(jax.random.key(1), x)
-        same = np.allclose(mlp.apply(params, 100 * x), mlp.apply(params, 1000 * x), rtol=1e-3)
+        params = start(mlp, x)
+        same = np.allclose(run(mlp, params, 100 * x), run(mlp, params, 1000 * x), rtol=1e-3)
         assert same == layer_norm
 
 
 def test_layer_norm_survives_a_large_common_offset():
     mlp = MLP((32, 1), layer_norm=True)
     x = jax.random.normal(jax.random.key(0), (4, 6)) + 1e4
-    assert np.isfinite(mlp.apply(jax.jit(mlp.init)(jax.random.key(1), x), x)).all()
+    assert np.isfinite(run(mlp, start(mlp, x), x)).all()

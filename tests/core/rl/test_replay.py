@@ -23,6 +23,12 @@ EXAMPLE = Transition(
 )
 
 
+add = jax.jit(replay.add)
+sample = jax.jit(replay.sample, static_argnums=2)
+sample_slices = jax.jit(replay.sample_slices, static_argnums=(2, 3))
+num_valid_slices = jax.jit(replay.num_valid_slices, static_argnums=1)
+
+
 def transitions(lengths, first_id=0):
     """Episodes of the given lengths, one after the other; reward = a running number of the row."""
     episode = np.repeat(np.arange(len(lengths)) + first_id, lengths).astype(np.int32)
@@ -40,8 +46,8 @@ def rows(tree, start, stop):
 
 
 def test_sampling_draws_only_filled_rows_and_all_of_them():
-    buffer = replay.add(replay.init(EXAMPLE, 100), transitions([7]))
-    drawn = replay.sample(buffer, jax.random.key(0), 500)
+    buffer = add(replay.init(EXAMPLE, 100), transitions([7]))
+    drawn = sample(buffer, jax.random.key(0), 500)
     assert set(np.unique(drawn.reward)) == set(range(7))
     assert np.isfinite(drawn.observation).all()
     counts = np.bincount(drawn.reward.astype(int))
@@ -51,7 +57,7 @@ def test_sampling_draws_only_filled_rows_and_all_of_them():
 def test_unfilled_floats_are_nan_so_that_a_mistake_shows():
     buffer = replay.init(EXAMPLE, 4)
     assert np.isnan(buffer.data.observation).all() and np.isnan(buffer.data.reward).all()
-    assert np.isnan(replay.sample(buffer, jax.random.key(0), 3).reward).all()
+    assert np.isnan(sample(buffer, jax.random.key(0), 3).reward).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -61,7 +67,7 @@ def test_wrap_around_keeps_the_newest(sizes):
     data = transitions([sum(sizes)])
     buffer, start = replay.init(EXAMPLE, capacity), 0
     for n in sizes:
-        buffer = replay.add(buffer, rows(data, start, start + n))
+        buffer = add(buffer, rows(data, start, start + n))
         start += n
     kept = np.sort(np.asarray(buffer.data.reward)[np.isfinite(buffer.data.reward)])
     np.testing.assert_array_equal(kept, np.arange(max(0, start - capacity), start))
@@ -75,7 +81,7 @@ def test_slices_stay_inside_an_episode_and_cover_every_start(length, added):
     data = transitions(added)
     start = 0
     for n in added:
-        buffer = replay.add(buffer, rows(data, start, start + n))
+        buffer = add(buffer, rows(data, start, start + n))
         start += n
     kept = rows(data, max(0, start - capacity), start)
     starts = {
@@ -83,8 +89,8 @@ def test_slices_stay_inside_an_episode_and_cover_every_start(length, added):
         for i in range(len(kept.reward) - length + 1)
         if kept.episode_id[i] == kept.episode_id[i + length - 1]
     }
-    assert int(replay.num_valid_slices(buffer, length)) == len(starts)
-    drawn = replay.sample_slices(buffer, jax.random.key(1), 2000, length)
+    assert int(num_valid_slices(buffer, length)) == len(starts)
+    drawn = sample_slices(buffer, jax.random.key(1), 2000, length)
     assert drawn.reward.shape == (2000, length) and drawn.observation.shape == (2000, length, 2)
     assert (drawn.episode_id == drawn.episode_id[:, :1]).all()
     np.testing.assert_array_equal(np.diff(drawn.t, axis=1), 1)
@@ -94,16 +100,16 @@ def test_slices_stay_inside_an_episode_and_cover_every_start(length, added):
 
 def test_a_repeated_episode_number_is_still_two_episodes():
     twice = jax.tree.map(lambda x: np.concatenate([x, x]), transitions([3]))
-    buffer = replay.add(replay.init(EXAMPLE, 10), twice)
-    assert int(replay.num_valid_slices(buffer, 3)) == 2
-    assert int(replay.num_valid_slices(buffer, 4)) == 0
+    buffer = add(replay.init(EXAMPLE, 10), twice)
+    assert int(num_valid_slices(buffer, 3)) == 2
+    assert int(num_valid_slices(buffer, 4)) == 0
 
 
 def test_an_empty_replay_is_refused_with_what_to_do():
     buffer = replay.init(EXAMPLE, 8)
     with pytest.raises(UserError, match="replay is empty: add transitions"):
         replay.require(buffer)
-    buffer = replay.add(buffer, transitions([2, 2]))
+    buffer = add(buffer, transitions([2, 2]))
     replay.require(buffer)
     replay.require(buffer, length=2)
     with pytest.raises(UserError, match="no 3 consecutive steps of one episode"):
@@ -127,9 +133,9 @@ def test_lanes_are_separate_and_one_empty_lane_is_noticed():
 
 def test_adding_writes_in_place():
     buffer = replay.init(EXAMPLE, 64)
-    add = jax.jit(replay.add, donate_argnums=0)
+    in_place = jax.jit(replay.add, donate_argnums=0)
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (buffer, transitions([4])))
-    memory = add.lower(*spec).compile().memory_analysis()
+    memory = in_place.lower(*spec).compile().memory_analysis()
     ring = sum(x.nbytes for x in jax.tree.leaves(buffer.data))
     assert memory.alias_size_in_bytes >= ring
     assert memory.temp_size_in_bytes < ring / 2

@@ -13,6 +13,7 @@ from jax.test_util import check_grads
 from core.errors import UserError
 from core.rl import sac
 from core.rl.networks import Actor, Critic
+from tests.core.modules import run
 from tests.core.rl.golden import GOLDEN, precision
 
 HYPER = sac.Hyper.arrays(gamma=0.9, actor_lr=1e-2, critic_lr=1e-2, alpha_lr=1e-2, tau=0.1)
@@ -132,11 +133,13 @@ def test_the_next_value_is_of_the_window_one_shorter(batch):
     batch = batch.replace(steps_to_go=jnp.full(16, 3, jnp.int32), terminated=jnp.zeros(16, bool))
     draws = draws_for(batch)._replace(members=None)
     hyper = HYPER.replace(backup_entropy=0.0)
-    target = sac.critic_target(state.target, state.actor, state.log_alpha, batch, draws, hyper, config=config)
+    target = jax.jit(functools.partial(sac.critic_target, config=config))(
+        state.target, state.actor, state.log_alpha, batch, draws, hyper
+    )
     two = jnp.full(16, 2)
-    mean, log_std = config.actor.apply(state.actor, batch.next_observation, two)
+    mean, log_std = run(config.actor, state.actor, batch.next_observation, two)
     action = jnp.tanh(mean + jnp.exp(log_std) * draws.next_noise)
-    q = config.critic.apply(state.target, batch.next_observation, action, two).min(0)
+    q = run(config.critic, state.target, batch.next_observation, action, two).min(0)
     np.testing.assert_allclose(target, batch.reward + 0.9 * q, rtol=1e-5, atol=1e-6)
 
 
@@ -158,10 +161,13 @@ def test_losses_take_no_gradient_where_they_should_not(sac_state, batch, sac_con
 
 def test_weights_mask_samples_out(sac_state, batch, sac_config):
     y = jnp.arange(16.0)
-    loss = functools.partial(sac.critic_loss, sac_state.critic, config=sac_config)
+    loss = jax.jit(functools.partial(sac.critic_loss, sac_state.critic, config=sac_config))
     first = jax.tree.map(lambda x: x[:6], batch)
     weight = jnp.zeros(16).at[:6].set(2.0)
-    weighted = jax.jit(lambda weight: loss(y, batch.replace(weight=weight))[0])
+
+    def weighted(weight):
+        return loss(y, batch.replace(weight=weight))[0]
+
     np.testing.assert_allclose(weighted(weight), loss(y[:6], first)[0], rtol=1e-5)
     assert weighted(jnp.zeros(16)) == 0
 
@@ -324,7 +330,7 @@ def test_acting_uses_the_start_of_the_window_and_the_mode_without_a_key():
     actor = fresh(config).actor
     x = jnp.ones((5, 3))
     best = sac.act(actor, x, None, config=config)
-    mean = config.actor.apply(actor, x, jnp.full(5, 3))[0]
+    mean = run(config.actor, actor, x, jnp.full(5, 3))[0]
     np.testing.assert_allclose(best, jnp.tanh(mean), rtol=1e-6)
     first = sac.act(actor, x, jax.random.key(1), config=config)
     assert not np.allclose(first, sac.act(actor, x, jax.random.key(2), config=config))
