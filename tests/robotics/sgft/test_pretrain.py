@@ -1,4 +1,4 @@
-"""Stage 1 on the closed-form simulator: an iteration that is everywhere alike, and evaluations of one episode."""
+"""Stage 1 on the closed-form simulator: one iteration everywhere alike, evaluations of one episode."""
 
 import functools
 
