@@ -33,6 +33,7 @@ def model_based(**changes):
     agent.candidates = 256  # actions compared at every control step
     agent.members = 3  # of the dynamics ensemble
     agent.hidden = (128, 128)  # widths of a member
+    agent.adapter = (32,)  # widths of the network that turns real actions into simulated ones; () has none
     agent.probabilistic = False  # predict a variance too, and train by likelihood
     agent.pretrain_updates = 2400  # on simulated transitions, before the first real step
     agent.pretrain_batch = 256
@@ -64,6 +65,7 @@ def get_config(variant="small"):
     config.evaluation = ConfigDict()
     config.evaluation.every = 200  # real steps
     config.evaluation.episodes = 50  # per seed
+    config.tabular = True  # also draw the figures of the exactly solvable worlds
     config.threshold = 0.5  # success rate that steps_to_threshold asks for
 
     pretrain = config.pretrain = ConfigDict()
@@ -72,7 +74,7 @@ def get_config(variant="small"):
     pretrain.log_std_init = -0.7
     pretrain.num_envs = 256  # per seed
     pretrain.unroll = 40  # control steps of one iteration
-    pretrain.iterations = 120
+    pretrain.iterations = 100
     pretrain.epochs = 4
     pretrain.minibatches = 8
     pretrain.lr = 1e-3
@@ -87,14 +89,14 @@ def get_config(variant="small"):
     pretrain.sim_action_noise = 0.5  # standard deviation, on pi_sim's action
     pretrain.sim_exploring_share = 0.0
     pretrain.refit = ConfigDict()
-    pretrain.refit.rounds = 8  # of rollouts
+    pretrain.refit.rounds = 12  # of rollouts
     pretrain.refit.num_envs = 2048  # rollouts per round and seed
     pretrain.refit.exploring_share = 0.8
     pretrain.refit.disturbed_steps = 40  # at most, before the return counts
     pretrain.refit.largest_offset = 1.2  # of the action, while disturbed
-    pretrain.refit.horizon = 70  # undisturbed steps; PPO's critic closes the return
-    pretrain.refit.keep = 20  # states of each rollout that V_sim is fitted to
-    pretrain.refit.epochs = 5
+    pretrain.refit.horizon = 60  # undisturbed steps; PPO's critic closes the return
+    pretrain.refit.keep = 16  # states of each rollout that V_sim is fitted to
+    pretrain.refit.epochs = 4
     pretrain.refit.batch = 512
     pretrain.refit.lr = 1e-3
 
@@ -145,6 +147,9 @@ def get_config(variant="small"):
 def _smoke(config):
     """Every part once, in under a minute: nothing is learned."""
     config.num_seeds = 1
+    config.tabular = False
+    for name in ("sgft_mb_no_value", "pbrs_sac", "sac_scratch", "rlpd"):
+        del config.agents[name]
     config.update({"block": 20, "checkpoint_every": 1})
     config.evaluation.update({"every": 20, "episodes": 4})
     config.pretrain.update({"num_envs": 16, "iterations": 2, "sim_episodes": 4, "checkpoint_every": 1})

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from core.errors import UserError
-from core.nn.mlp import scaled_normal
+from core.nn.mlp import MLP, scaled_normal
 
 __all__ = [
     "Dynamics",
@@ -55,6 +55,8 @@ class Dynamics(nn.Module):
       probabilistic: predict a variance as well, and train by likelihood instead of squared error.
       log_var_bounds: soft limits of the log variance (where the learned ones start).
       learned_bounds: train the limits, one pair for each observation.
+      adapter: hidden widths of a network that turns a real action into the simulated one of the same effect,
+        given the observation; () has none. With it, an action ends in one more number: 1 real, 0 simulated.
     """
 
     scale: tuple[float, ...]
@@ -64,6 +66,7 @@ class Dynamics(nn.Module):
     probabilistic: bool = False
     log_var_bounds: tuple[float, float] = (-10.0, 0.5)
     learned_bounds: bool = False
+    adapter: tuple[int, ...] = ()
 
     @nn.compact
     def __call__(self, observation: Array, action: Array) -> tuple[Array, Array | None]:
@@ -72,6 +75,13 @@ class Dynamics(nn.Module):
             raise UserError(
                 f"observations have {observation.shape[-1]} numbers, but the dynamics' scale has {size}"
             )
+        if self.adapter:
+            # Robot and simulator differ mostly in what an action does. Correcting the action keeps what
+            # simulation taught about contact in force; correcting the outcome would not.
+            action, real = action[..., :-1], action[..., -1:]
+            widths, small = (*self.adapter, action.shape[-1]), scaled_normal(0.01)
+            shift = MLP(widths, nn.tanh, final_kernel_init=small, name="adapter")
+            action = action + real * shift(jnp.concatenate([observation, action], axis=-1))
         x = jnp.concatenate([observation, action], axis=-1)
         for layer, width in enumerate(self.hidden):
             kernel, bias = self._affine(f"hidden_{layer}", x.shape[-1], width, scaled_normal())

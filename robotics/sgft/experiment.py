@@ -189,6 +189,8 @@ def _figures(config, parts, source, states, curves, numbers, run):
             _film_strip(config, parts, exploit, state, jax.tree.map(lambda leaf: leaf[0], source)),
             f"One episode of {LABELS.get(name, name)} on the real robot, seed {parts.seeds[0]}.",
         )
+    if not config.tabular:
+        return
     run.figure(
         "tabular_exact", tabular_figures.figure_exact(), "The idea, exactly solved: see docs/methods/sgft.md."
     )

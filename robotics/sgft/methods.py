@@ -52,6 +52,7 @@ def _model_based(settings, config, parts):
         scale=parts.task.observation_step,
         hidden=tuple(settings.hidden),
         probabilistic=settings.probabilistic,
+        adapter=tuple(settings.adapter),
     )
     names = (
         "members",

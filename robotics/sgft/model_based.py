@@ -88,14 +88,22 @@ def make(
     """
     network = settings.network
 
+    def marked(transition, real):
+        action = _mark(transition.action, real) if network.adapter else transition.action
+        return transition.replace(action=action)
+
+    def simulated(source, key, n):
+        return marked(_rows(source.simulated.transition, key, n), 0.0)
+
     def init(key, source, options):
         del options
         init_key, train_key = jax.random.split(key)
-        model = dynamics.init(init_key, network=network, action_size=action_size, members=settings.members)
+        width = action_size + bool(network.adapter)
+        model = dynamics.init(init_key, network=network, action_size=width, members=settings.members)
         model, _ = dynamics.train_block(
             model,
             train_key,
-            lambda k: _rows(source.simulated.transition, k, settings.pretrain_batch),
+            lambda k: simulated(source, k, settings.pretrain_batch),
             settings.lr,
             network=network,
             n=settings.pretrain_updates,
@@ -105,7 +113,11 @@ def make(
 
     def act(state, source, observation, key):
         terminal = functools.partial(value, source) if settings.use_value else None
-        step = functools.partial(dynamics.rollout_step, state.model.params, network=network)
+
+        def step(observation, action):
+            action = _mark(action, 1.0) if network.adapter else action
+            return dynamics.rollout_step(state.model.params, observation, action, network=network)
+
         return planner.plan(
             key,
             observation,
@@ -136,8 +148,8 @@ def make(
         def sample(key):
             real_key, sim_key = jax.random.split(key)
             mixed = (
-                replay.sample(real, real_key, settings.real_batch),
-                _rows(source.simulated.transition, sim_key, settings.sim_batch),
+                marked(replay.sample(real, real_key, settings.real_batch), 1.0),
+                simulated(source, sim_key, settings.sim_batch),
             )
             return jax.tree.map(lambda *parts: jnp.concatenate(parts), *mixed)
 
@@ -152,3 +164,8 @@ def make(
 def _rows(transitions: Transition, key: Array, n: int) -> Transition:
     index = jax.random.randint(key, (n,), 0, transitions.reward.shape[0])
     return jax.tree.map(lambda leaf: leaf[index], transitions)
+
+
+def _mark(action: Array, real: float) -> Array:
+    """Appends to actions `[..., A]` whether they are real (1) or simulated (0)."""
+    return jnp.concatenate([action, jnp.full((*action.shape[:-1], 1), real, action.dtype)], axis=-1)
