@@ -25,7 +25,7 @@ Array = jax.Array
 
 
 class Interaction(flax.struct.PyTreeNode):
-    """How much of the real system was used: control `steps`, finished `episodes` (int32), `seconds` of it."""
+    """How much of the real system was used: `[]` control steps, finished episodes, seconds of it."""
 
     steps: Array
     episodes: Array
@@ -100,7 +100,7 @@ def steps_to_threshold(
         return np.full(shape, float(budget)), np.ones(shape, bool)
     held = np.lib.stride_tricks.sliding_window_view(success >= tau, hold + 1, axis=-1).all(-1)
     reached = held.any(-1)
-    return np.where(reached, steps[held.argmax(-1)], float(budget)), ~reached
+    return np.where(reached, steps[held.argmax(-1)], float(budget)), np.logical_not(reached)
 
 
 def auc(steps: ArrayLike, values: ArrayLike) -> np.ndarray:

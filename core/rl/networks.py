@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from core.nn.mlp import MLP, Ensemble, scaled_normal
 
-__all__ = ["Actor", "Critic", "Value", "add_steps_to_go", "apply_critic", "reset_log_std"]
+__all__ = ["Actor", "Critic", "Value", "add_steps_to_go", "apply_critic", "forward", "reset_log_std"]
 
 Array = jax.Array
 Params = Mapping[str, Any]
@@ -115,17 +115,28 @@ class Critic(nn.Module):
         return _append_steps_to_go(jnp.concatenate([observation, action], axis=-1), steps_to_go, self.horizon)
 
 
-def apply_critic(critic: Critic, params: Params | tuple[Params, ...], *inputs: Array | None) -> Array:
-    """`critic.apply(params, observation, action, steps_to_go)` -> `[ensemble, ...]`.
+def forward(module: nn.Module, params: Params, *inputs: Array | None) -> Any:
+    """`module.apply` on inputs `[...]` for modules without mutable state, whose outputs alone come back."""
+    return module.apply(params, *inputs)
+
+
+def apply_critic(
+    critic: Critic,
+    params: Params | tuple[Params, ...],
+    observation: Array,
+    action: Array,
+    steps_to_go: Array | None = None,
+) -> Array:
+    """Action values `[ensemble, ...]`, inputs as `Critic`.
 
     `params` may also be a tuple of members (`core.nn.split_members`), which are then evaluated one by one.
     """
     if not isinstance(params, tuple):
-        return critic.apply(params, *inputs)
-    x = critic.join(*inputs)
+        return forward(critic, params, observation, action, steps_to_go)
+    x = critic.join(observation, action, steps_to_go)
     mlp = MLP((*critic.features, 1), critic.activation, critic.layer_norm)
     members = [{"params": each["params"]["ensemble"]["members"]} for each in params]
-    return jnp.stack([jnp.squeeze(mlp.apply(each, x), -1) for each in members])
+    return jnp.stack([jnp.squeeze(forward(mlp, each, x), -1) for each in members])
 
 
 def reset_log_std(params: Params, value: float | Array) -> Params:

@@ -19,7 +19,7 @@ import optax
 
 from core.errors import UserError
 from core.rl import distributions, normalize
-from core.rl.networks import Actor, Value
+from core.rl.networks import Actor, Value, forward
 
 __all__ = [
     "Config",
@@ -81,7 +81,7 @@ class Hyper(flax.struct.PyTreeNode):
 
 
 class PPOState(flax.struct.PyTreeNode):
-    """Everything that training changes; `step` counts updates, `stats` are the observation statistics."""
+    """Everything that training changes; `step` `[]` counts updates, `stats` are of the observations."""
 
     step: Array
     actor: Params
@@ -91,7 +91,7 @@ class PPOState(flax.struct.PyTreeNode):
 
 
 class Rollout(flax.struct.PyTreeNode):
-    """T steps of N environments, leaves `[T, N, ...]`.
+    """T steps of N environments, leaves `[T, N, ...]` (numpy if collected on the host).
 
     `final_observation` is the observation the action led to, before any reset; `pre_tanh` is u.
     """
@@ -120,7 +120,7 @@ def _seen(stats: normalize.RunningStats, observation: Array, config: Config) -> 
 
 def act(state: PPOState, observation: Array, key: Array, *, config: Config) -> tuple[Array, Array, Array]:
     """Samples (action in [-1, 1] `[..., A]`, pre-tanh u `[..., A]`, log density of u `[...]`)."""
-    mean, log_std = config.actor.apply(state.actor, _seen(state.stats, observation, config))
+    mean, log_std = forward(config.actor, state.actor, _seen(state.stats, observation, config))
     action, pre_tanh = distributions.sample(key, mean, log_std)
     return action, pre_tanh, distributions.gaussian_log_prob(pre_tanh, mean, log_std)
 
@@ -165,12 +165,12 @@ def loss(
     observation, pre_tanh, old_log_prob, advantage, returns = batch
     actor, value = params
     advantage = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
-    mean, log_std = config.actor.apply(actor, observation)
+    mean, log_std = forward(config.actor, actor, observation)
     log_ratio = distributions.gaussian_log_prob(pre_tanh, mean, log_std) - old_log_prob
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - hyper.clip, 1 + hyper.clip)
     policy_loss = -jnp.mean(jnp.minimum(ratio * advantage, clipped * advantage))
-    value_loss = jnp.mean((config.value.apply(value, observation) - returns) ** 2)
+    value_loss = jnp.mean((forward(config.value, value, observation) - returns) ** 2)
     bonus = jnp.mean(jnp.sum(log_std, axis=-1))
     total = policy_loss + hyper.value_coef * value_loss - hyper.std_bonus * bonus
     return total, {
@@ -196,8 +196,8 @@ def update(
     if samples % config.minibatches:
         raise UserError(f"{samples} samples of a rollout do not split into {config.minibatches} minibatches")
     observation = _seen(state.stats, rollout.observation, config)
-    value = config.value.apply(state.value, observation)
-    next_value = config.value.apply(state.value, _seen(state.stats, rollout.final_observation, config))
+    value = forward(config.value, state.value, observation)
+    next_value = forward(config.value, state.value, _seen(state.stats, rollout.final_observation, config))
     advantage = gae(
         rollout.reward,
         value,
@@ -296,10 +296,8 @@ def collect_host(
 
     for t in range(length):
         observation = by_lane(env_state.observation)
-        action, pre_tanh, log_prob = (
-            np.asarray(x) for x in _act_lanes(state, observation, keys[t], config=config)
-        )
+        action, *drawn = jax.device_get(_act_lanes(state, observation, keys[t], config=config))
         env_state = step(env_state, action.reshape(-1, action.shape[-1]))
         outcome = (env_state.reward, env_state.terminated, env_state.truncated, env_state.final_observation)
-        rows.append(Rollout(observation, pre_tanh, log_prob, *map(by_lane, outcome)))
+        rows.append(Rollout(observation, *drawn, *map(by_lane, outcome)))
     return env_state, jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *rows)

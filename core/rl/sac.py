@@ -19,7 +19,7 @@ import optax
 from core.errors import UserError
 from core.nn import split_members, stack_members
 from core.rl import distributions
-from core.rl.networks import Actor, Critic, apply_critic
+from core.rl.networks import Actor, Critic, apply_critic, forward
 
 __all__ = [
     "Batch",
@@ -111,7 +111,7 @@ class Batch(flax.struct.PyTreeNode):
 
 
 class SACState(flax.struct.PyTreeNode):
-    """Everything that training changes; `step` counts critic updates."""
+    """Everything that training changes; `step` `[]` counts critic updates, critics are `[ensemble, ...]`."""
 
     step: Array
     actor: Params
@@ -171,7 +171,7 @@ def act(
     """
     if steps_to_go is None:
         steps_to_go = jnp.full(observation.shape[:-1], config.actor.horizon)
-    mean, log_std = config.actor.apply(actor, observation, steps_to_go)
+    mean, log_std = forward(config.actor, actor, observation, steps_to_go)
     return distributions.mode(mean) if key is None else distributions.sample(key, mean, log_std)[0]
 
 
@@ -213,7 +213,7 @@ def critic_target(
 ) -> Array:
     """`bellman_target` `[B]` of the minimum over a target subset at (s', a' ~ actor, steps_to_go - 1)."""
     next_steps = None if batch.steps_to_go is None else batch.steps_to_go - 1
-    mean, log_std = config.actor.apply(actor, batch.next_observation, next_steps)
+    mean, log_std = forward(config.actor, actor, batch.next_observation, next_steps)
     action, pre_tanh = distributions.squash(draws.next_noise, mean, log_std)
     if draws.members is not None:
         target = _subset(target, draws.members, config.subset)
@@ -250,7 +250,7 @@ def actor_loss(
 
     Returns (loss `[]`, log prob `[B]`).
     """
-    mean, log_std = config.actor.apply(actor, batch.observation, batch.steps_to_go)
+    mean, log_std = forward(config.actor, actor, batch.observation, batch.steps_to_go)
     action, pre_tanh = distributions.squash(noise, mean, log_std)
     log_prob = distributions.log_prob(pre_tanh, mean, log_std)
     q = apply_critic(config.critic, critic, batch.observation, action, batch.steps_to_go)
@@ -356,7 +356,8 @@ def update_block(
     xs = jax.tree.map(lambda x: x.reshape(n // delay, delay, *x.shape[1:]), (batches, draws))
 
     def critic_step(state, x):
-        return _critic_step(state, *x, hyper, config)
+        batch, draws = x
+        return _critic_step(state, batch, draws, hyper, config)
 
     def step(state, x):
         state, metrics = jax.lax.scan(critic_step, state, x)
