@@ -174,7 +174,7 @@ def _figures(config, parts, source, states, curves, numbers, run):
                 label: numbers[f"{name}/steps_to_threshold"]
                 for (name, _), label in zip(curves.items(), labelled)
             },
-            ylabel="real control steps",
+            xlabel="real control steps",
             title=f"Steps to success rate {config.threshold:g}",
         ),
         "Real control steps until the success threshold is reached and held; a bar at the budget is a bound.",

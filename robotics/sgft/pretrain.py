@@ -87,7 +87,7 @@ class _Training(flax.struct.PyTreeNode):
 def ppo_iteration(state, env_state, key, *, simulator, hyper, config, length):
     """One lane on a pure simulator: collects `length` steps of its N environments, then updates; jit-able.
 
-    Returns (PPOState, env_state, metrics).
+    Returns (PPOState, env_state with leaves `[N, ...]`, metrics `[]`).
     """
     collect_key, update_key = jax.random.split(key)
     step = simulator.auto_reset_step
@@ -199,7 +199,7 @@ def lane_policy(modules):
 
 
 def blank_source(task, config, modules, state, lanes):
-    """A Source of L lanes with pi_sim of PPO's `state`, and zeros where later stages put V_sim and D_sim."""
+    """A Source `[L, ..]` with pi_sim of PPO's `state`, and zeros where later stages put V_sim and D_sim."""
     observation = jnp.zeros((1, task.observation_size))
     value = jax.vmap(lambda k: modules.value.init(k, observation))(jax.random.split(jax.random.key(0), lanes))
     n = config.sim_episodes * task.episode_length
