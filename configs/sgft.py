@@ -46,6 +46,19 @@ def model_based(**changes):
     return agent
 
 
+def rollouts(**changes):
+    options = ConfigDict()
+    options.rounds = 1
+    options.num_envs = 2048  # rollouts per round and seed
+    options.exploring_share = 1.0  # of rollouts that start anywhere
+    options.disturbed_steps = 40  # at most, before the return counts
+    options.largest_offset = 1.2  # of the action, while disturbed
+    options.horizon = 60  # undisturbed steps; a value closes the return
+    options.keep = 16  # states of each rollout that V_sim is fitted to
+    options.update(changes)
+    return options
+
+
 def get_config(variant="small"):
     config = ConfigDict()
     config.name = "sgft"
@@ -89,13 +102,8 @@ def get_config(variant="small"):
     pretrain.sim_action_noise = 0.5  # standard deviation, on pi_sim's action
     pretrain.sim_exploring_share = 0.0
     pretrain.refit = ConfigDict()
-    pretrain.refit.rounds = 12  # of rollouts
-    pretrain.refit.num_envs = 2048  # rollouts per round and seed
-    pretrain.refit.exploring_share = 0.8
-    pretrain.refit.disturbed_steps = 40  # at most, before the return counts
-    pretrain.refit.largest_offset = 1.2  # of the action, while disturbed
-    pretrain.refit.horizon = 60  # undisturbed steps; PPO's critic closes the return
-    pretrain.refit.keep = 16  # states of each rollout that V_sim is fitted to
+    pretrain.refit.long = rollouts(rounds=4, disturbed_steps=40, horizon=60, keep=16, exploring_share=0.8)
+    pretrain.refit.short = rollouts(rounds=64, disturbed_steps=3, horizon=6, keep=3, exploring_share=1.0)
     pretrain.refit.epochs = 4
     pretrain.refit.batch = 512
     pretrain.refit.lr = 1e-3
@@ -153,9 +161,9 @@ def _smoke(config):
     config.update({"block": 20, "checkpoint_every": 1})
     config.evaluation.update({"every": 20, "episodes": 4})
     config.pretrain.update({"num_envs": 16, "iterations": 2, "sim_episodes": 4, "checkpoint_every": 1})
-    config.pretrain.refit.update(
-        {"rounds": 2, "num_envs": 16, "disturbed_steps": 8, "horizon": 22, "epochs": 1, "batch": 64}
-    )
+    config.pretrain.refit.update({"epochs": 1, "batch": 64})
+    config.pretrain.refit.long.update({"rounds": 1, "num_envs": 16, "disturbed_steps": 4, "horizon": 18})
+    config.pretrain.refit.short.update({"rounds": 1, "num_envs": 16})
     config.sac.update({"features": (16, 16), "batch": 16})
     for agent in config.agents.values():
         agent.update({"seeds": 1, "steps": 40})
@@ -171,7 +179,8 @@ def _full(config):
     config.pretrain.num_envs = 4096
     config.pretrain.iterations = 200
     config.pretrain.minibatches = 32
-    config.pretrain.refit.num_envs = 16384
+    config.pretrain.refit.long.num_envs = 16384
+    config.pretrain.refit.short.update({"rounds": 8, "num_envs": 16384})
     config.sac.update({"critics": 10, "features": (256, 256), "batch": 256, "utd": 20})
     for agent in config.agents.values():
         agent.seeds = config.num_seeds

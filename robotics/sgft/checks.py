@@ -76,7 +76,7 @@ def _iteration(config, parts, state, mesh):
 
 
 def _rollout(config, parts, source, mesh):
-    lanes, options = len(parts.seeds), config.pretrain.refit
+    lanes, options = len(parts.seeds), config.pretrain.refit.long
     n, length = lanes * options.num_envs, options.disturbed_steps + options.horizon
     simulator = _simulator(config, parts, n, share=options.exploring_share, episode_length=pretrain.UNLIMITED)
     policy = value_refit.make_policy(pretrain.lane_policy(parts.networks))
@@ -91,19 +91,15 @@ def _rollout(config, parts, source, mesh):
 
 
 def _targets(config, parts, state, mesh):
-    lanes, options = len(parts.seeds), config.pretrain.refit
-    targets = functools.partial(
-        pretrain.refit_targets, gamma=config.gamma, config=config.pretrain, modules=parts.networks
-    )
+    lanes, options = len(parts.seeds), config.pretrain.refit.long
+    targets = functools.partial(pretrain.refit_targets, gamma=config.gamma, keep=options.keep)
     n = (lanes, options.num_envs)
     shape = (lanes, options.disturbed_steps + options.horizon, options.num_envs)
-    size = parts.task.observation_size
-    steps = _float((*shape, size)), _float(shape), _flag(shape)
-    ends = _float((*n, size)), _count(n)
+    steps = _float((*shape, parts.task.observation_size)), _float(shape), _flag(shape)
     args = (
-        *_split(mesh, (state.value, state.stats)),
+        _split(mesh, state.stats),
         *_split(mesh, steps, env_axis=2),
-        *_split(mesh, ends, env_axis=1),
+        *_split(mesh, (_float(n), _count(n)), env_axis=1),
     )
     return Function("simulation_value/targets", jax.jit(jax.vmap(targets)), args, 0)
 
@@ -112,7 +108,7 @@ def _refit(config, parts, mesh):
     lanes, options = len(parts.seeds), config.pretrain.refit
     refit = functools.partial(pretrain.refit_value, config=config.pretrain, modules=parts.networks)
     size = parts.task.observation_size
-    m = (lanes, options.rounds * options.num_envs * options.keep)
+    m = (lanes, sum(o.rounds * o.num_envs * o.keep for o in (options.long, options.short)))
     targets = value_refit.Targets(_float((*m, size)), _float(m))
     args = _split(mesh, (_keys(lanes), targets))
     value = _abstract(lambda k: parts.networks.value.init(k, jnp.zeros((1, size))), _key())

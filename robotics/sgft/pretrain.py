@@ -223,21 +223,20 @@ def blank_source(task, config, modules, state, lanes):
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
 
 
-def refit_targets(params, stats, observation, reward, terminated, last, start, *, gamma, config, modules):
+def refit_targets(stats, observation, reward, terminated, tail, start, *, gamma, keep):
     """What V_sim of one lane is fitted to, from disturbed rollouts of pi_sim; pure, jit-able.
 
     Args:
-      params: variables of PPO's critic, which closes the returns; stats: its observation statistics.
-      observation, reward, terminated: `[T, N, ...]`; last: `[N, O]`, the observation after them.
+      stats: observation statistics of the lane.
+      observation, reward, terminated: `[T, N, ...]`; tail: `[N]`, the value of the state after them.
       start: `[N]`, the first undisturbed step of each rollout.
-      gamma: discount. config: `config.pretrain`.
+      gamma: discount. keep: how many states from `start` on.
 
     Returns:
       value_refit.Targets, the observations as the networks see them.
     """
-    tail = ppo_config(config, modules).value.apply(params, normalize.apply(stats, last))
     targets = value_refit.monte_carlo_targets(
-        observation, reward, terminated, tail, start, gamma=gamma, keep=config.refit.keep
+        observation, reward, terminated, tail, start, gamma=gamma, keep=keep
     )
     return targets._replace(observation=normalize.apply(stats, targets.observation))
 
@@ -255,17 +254,16 @@ def refit_value(key, targets, *, config, modules):
     )
 
 
-def _refit(task, config, modules, state, source, backend, key, run):
-    """Rounds of `refit.num_envs` disturbed rollouts of pi_sim per lane, then V_sim fitted to them all."""
-    lanes, n = source.gamma.shape[0], config.refit.num_envs
-    fit_key, *round_keys = jax.random.split(key, config.refit.rounds + 1)
-    wide = with_exploring_starts(task, config.refit.exploring_share, episode_length=UNLIMITED)
+def _rollout_targets(task, options, modules, source, tail, backend, key, run):
+    """Targets `[L, M]` from `options.rounds` rounds of `options.num_envs` disturbed rollouts per lane.
+
+    `tail(last [L, N, O]) -> [L, N]` closes the returns.
+    """
+    lanes, n = source.gamma.shape[0], options.num_envs
+    wide = with_exploring_starts(task, options.exploring_share, episode_length=UNLIMITED)
     simulator = sim.make(wide, lanes * n, backend=backend, gaps=dict(task.randomisation))
     policy = value_refit.make_policy(lane_policy(modules))
-    length = config.refit.disturbed_steps + config.refit.horizon
-    make_targets = jax.jit(
-        jax.vmap(functools.partial(refit_targets, gamma=task.gamma, config=config, modules=modules))
-    )
+    make = jax.jit(jax.vmap(functools.partial(refit_targets, gamma=task.gamma, keep=options.keep)))
 
     def lane(x):
         return jnp.moveaxis(jnp.asarray(x).reshape(x.shape[0], lanes, n, *x.shape[2:]), 1, 0)
@@ -276,29 +274,55 @@ def _refit(task, config, modules, state, source, backend, key, run):
             disturb_key,
             lanes * n,
             task.action_size,
-            longest=config.refit.disturbed_steps,
-            largest=config.refit.largest_offset,
+            longest=options.disturbed_steps,
+            largest=options.largest_offset,
         )
+        length = options.disturbed_steps + options.horizon
         carry = (source, disturbance)
         _, _, steps = drive(simulator, simulator.reset(reset_key), policy, carry, drive_key, length=length)
-        return make_targets(
-            state.value,
-            state.stats,
+        return make(
+            source.stats,
             lane(steps.observation),
             lane(steps.reward),
             lane(steps.terminated),
-            jnp.asarray(steps.final_observation[-1]).reshape(lanes, n, -1),
+            tail(jnp.asarray(steps.final_observation[-1]).reshape(lanes, n, -1)),
             disturbance.remaining.reshape(lanes, n),
         )
 
-    with run.progress(config.refit.rounds, "rollouts for V_sim") as tracker:
+    with run.progress(options.rounds, "rollouts for V_sim") as tracker:
         found = []
-        for round_key in round_keys:
+        for round_key in jax.random.split(key, options.rounds):
             found.append(one_round(round_key))
             tracker.advance()
-    targets = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+
+
+def _refit(task, config, modules, state, source, backend, key, run):
+    """Fits V_sim twice: to long returns, then to these and to many short ones that the first fit closes.
+
+    Long rollouts of pi_sim say little about states that pi_sim would leave within a step, such as a hand that
+    moves away from the puck; a planner weighs just such states against each other. Short rollouts reach many
+    of them, and end where the first fit is accurate.
+    """
+    lanes = source.gamma.shape[0]
+    long_key, first_key, short_key, second_key = jax.random.split(key, 4)
+    critic = ppo_config(config, modules).value
+
+    def critic_tail(last):
+        return jax.vmap(lambda p, stats, x: critic.apply(p, normalize.apply(stats, x)))(
+            state.value, source.stats, last
+        )
+
     fit_value = jax.jit(jax.vmap(functools.partial(refit_value, config=config, modules=modules)))
-    value, offset, scale, metrics = fit_value(jax.random.split(fit_key, lanes), targets)
+    refit = config.refit
+    tail = jax.jit(critic_tail)
+    long = _rollout_targets(task, refit.long, modules, source, tail, backend, long_key, run)
+    value, offset, scale, _ = fit_value(jax.random.split(first_key, lanes), long)
+    source = source.replace(value=value, value_offset=offset, value_scale=scale)
+    value_tail = jax.jit(functools.partial(jax.vmap(functools.partial(sim_value, networks=modules)), source))
+    short = _rollout_targets(task, refit.short, modules, source, value_tail, backend, short_key, run)
+    targets = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), long, short)
+    value, offset, scale, metrics = fit_value(jax.random.split(second_key, lanes), targets)
     run.log(0, jax.tree.map(jnp.mean, metrics), group="simulation_value")
     return source.replace(value=value, value_offset=offset, value_scale=scale), metrics
 
