@@ -156,7 +156,7 @@ def _smoke(config):
     """Every part once, in under a minute: nothing is learned."""
     config.num_seeds = 1
     config.tabular = False
-    for name in ("sgft_mb_no_value", "pbrs_sac", "sac_scratch", "rlpd"):
+    for name in ("sgft_mb_no_value", "sac_finetune", "pbrs_sac", "sac_scratch", "rlpd"):
         del config.agents[name]
     config.update({"block": 20, "checkpoint_every": 1})
     config.evaluation.update({"every": 20, "episodes": 4})
