@@ -1,0 +1,37 @@
+"""The sides of each comparison do the same work, on sizes that take seconds."""
+
+import pytest
+
+from benchmarks import sgft, sgft_env, sgft_sac
+
+
+def test_native_and_bare_rollout_end_in_the_same_physics():
+    ours, theirs, equal = sgft_env.native_pair(6, 3)
+    assert equal
+    assert (ours() == theirs()).all()
+    assert len({tuple(row) for row in ours().tolist()}) == 6
+
+
+@pytest.mark.parity
+def test_torch_makes_the_same_updates_and_a_difference_is_noticed(monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks import sgft_torch
+
+    problem = sgft_sac.make(4, 16, 8)  # the target is the minimum of a drawn subset
+    assert sgft_sac.same_updates(problem, n=4) < sgft_sac.TOLERANCE
+    monkeypatch.setattr(sgft_torch, "EPSILON", 1e-2)
+    assert sgft_sac.same_updates(problem, n=4) > sgft_sac.TOLERANCE
+
+
+def test_every_benchmark_that_is_promised_is_there():
+    assert {"sac_small", "sac_large", "env_native", "env_mjx", "ppo_brax"} <= set(sgft.benchmarks())
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_all_of_it_runs(capsys):
+    pytest.importorskip("torch")
+    assert sgft.main(["--quick"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("ratio") == 4
+    assert "DIFFER" not in printed.split("ppo_brax ..")[0]
