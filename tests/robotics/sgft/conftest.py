@@ -21,6 +21,14 @@ LANES, BLOCK = 8, 10
 jitted = functools.cache(jax.jit)
 
 
+@pytest.fixture(autouse=True, scope="package")
+def quick_compiles():
+    """Most of the time here goes into compiling tiny programs: optimising them would not pay off."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def transitions(seed, *shape):
     """Transitions `[*shape, ...]` of nothing in particular, with the reward of the state entered."""
     rng = np.random.default_rng(seed)

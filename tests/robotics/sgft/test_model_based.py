@@ -56,9 +56,9 @@ def test_learning_keeps_raw_real_steps_and_mixes_both_kinds(trained):
 def test_an_action_is_the_plan_of_its_parts(trained, networks):
     agent, _, source, block, _, state = trained
     observation = block.transition.observation[:3]
-    keys = jax.random.split(KEY, 3)
-    expected = [
-        planner.plan(
+
+    def plan(key, one):
+        return planner.plan(
             key,
             one,
             policy_action(source, one, networks=networks),
@@ -70,8 +70,8 @@ def test_an_action_is_the_plan_of_its_parts(trained, networks):
             gamma=0.97,
             horizon=3,
         )
-        for key, one in zip(keys, observation)
-    ]
+
+    expected = jax.jit(jax.vmap(plan))(jax.random.split(KEY, 3), observation)
     action = jax.jit(agent.exploit)(state, source, observation, KEY)
     np.testing.assert_allclose(action, expected, rtol=1e-6)
     explored = jax.vmap(functools.partial(agent.explore, state, source, observation[0]))(

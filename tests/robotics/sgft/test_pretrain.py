@@ -3,7 +3,6 @@
 import functools
 
 import chex
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from robotics.sgft.tasks.closed_form import ClosedFormPuck
 
 LANES, ENVS = 8, 16
 SIMULATOR = ClosedFormPuck(ENVS)
-CONFIG = ppo.Config(Actor(2, (8,), nn.tanh), Value((8,), nn.tanh), epochs=1, minibatches=2)
+CONFIG = ppo.Config(Actor(2, (4,)), Value(()), epochs=1, minibatches=2)
 iteration = functools.partial(
     pretrain.ppo_iteration, simulator=SIMULATOR, hyper=ppo.Hyper.arrays(lr=1e-3), config=CONFIG, length=3
 )
