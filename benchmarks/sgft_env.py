@@ -89,7 +89,7 @@ def native_pair(n: int, length: int):
 
 def native(quick: bool) -> tuple[list[Row], list[Growth]]:
     """256 different models, five substeps a call; then how the time grows with the number of environments."""
-    length = 4 if quick else 100
+    length = 4 if quick else 50
     sizes = (32, ENVIRONMENTS) if quick else (64, ENVIRONMENTS, 1024)
     rows, points = [], []
     for n in sizes:
@@ -148,7 +148,7 @@ def mjx_rate(n: int, *, repeats: int) -> tuple[list[float], float, int | None]:
 def through_mjx(quick: bool) -> tuple[list[Row], list[Growth]]:
     """MJX alone: its rate and compile time at 256 environments, and the growth with their number."""
     rows, points = [], []
-    for n in (4, 16) if quick else (32, ENVIRONMENTS, 2048):
+    for n in (4, 16) if quick else (32, ENVIRONMENTS, 1024):
         times, compile_s, peak_bytes = mjx_rate(n, repeats=harness.PAIRS)
         points.append(Point(n, float(np.median(times)) / TASK.episode_length, None, "s"))
         if n == ENVIRONMENTS or quick:

@@ -167,12 +167,12 @@ def same_updates(problem: Problem, *, n: int = 8) -> float:
 
 def small(quick: bool) -> tuple[list[Row], list[Growth]]:
     """2 critics 128x128, batch 128."""
-    return [_row("sac_small", 2, 128, 128, n=8 if quick else 160, pairs=5 if quick else 15, target=2.0)], []
+    return [_row("sac_small", 2, 128, 128, n=8 if quick else 160, pairs=5 if quick else 11, target=2.0)], []
 
 
 def large(quick: bool) -> tuple[list[Row], list[Growth]]:
     """10 critics 256x256, batch 256."""
-    return [_row("sac_large", 10, 256, 256, n=2 if quick else 20, pairs=5 if quick else 11, target=1.0)], []
+    return [_row("sac_large", 10, 256, 256, n=2 if quick else 20, pairs=5 if quick else 9, target=1.0)], []
 
 
 def _row(id, ensemble, width, batch, *, n, pairs, target):
@@ -205,7 +205,7 @@ def _row(id, ensemble, width, batch, *, n, pairs, target):
 
 def growth_with_batch(quick: bool) -> tuple[list[Row], list[Growth]]:
     """Seconds of one update of 2 critics 128x128 with the batch, beside the torch loop."""
-    n = 4 if quick else 40
+    n = 4 if quick else 20
     points = []
     for batch in (64, 256) if quick else (64, 256, 1024):
         problem = make(2, 128, batch)
@@ -220,9 +220,9 @@ def growth_with_batch(quick: bool) -> tuple[list[Row], list[Growth]]:
 
 def growth_with_seeds(quick: bool) -> tuple[list[Row], list[Growth]]:
     """Seconds of one update of all seeds, `vmap`ped, 2 critics 128x128, batch 128."""
-    n = 4 if quick else 40
+    n = 4 if quick else 20
     points = []
-    for seeds in (1, 2) if quick else (1, 2, 4, 8):
+    for seeds in (1, 2) if quick else (1, 3, 8):
         ours = Ours(make(2, 128, 128), n, seeds=seeds)
         times = [harness.seconds(ours) for _ in range(harness.PAIRS)]
         points.append(Point(seeds, float(np.median(times)) / n, None, "s"))
