@@ -23,6 +23,12 @@ def test_torch_makes_the_same_updates_and_a_difference_is_noticed(monkeypatch):
     assert sgft_sac.same_updates(problem, n=4) > sgft_sac.TOLERANCE
 
 
+def test_compiling_is_taken_out_of_the_first_stretches():
+    from benchmarks.sgft_ppo import without_compiling
+
+    assert without_compiling([30.0, 3.0, 1.0, 2.0, 1.5]) == ([1.5, 1.5, 1.0, 2.0, 1.5], 30.0)
+
+
 def test_every_benchmark_that_is_promised_is_there():
     assert {"sac_small", "sac_large", "env_native", "env_mjx", "ppo_brax"} <= set(sgft.benchmarks())
 
