@@ -33,7 +33,7 @@ $(VENV)/.parity: $(VENV)/.ready
 	$(BIN)/python -c 'import torch; assert torch.version.cuda is None, "this torch has CUDA: install a CPU build"; print("torch", torch.__version__)'
 	touch $@
 
-sgft: env  ## adapt a simulated policy to the real robot (about 15 minutes on 2 cores)
+sgft: env  ## adapt a simulated policy to the real robot: the default run
 	$(BIN)/python launch.py --config=configs/sgft.py --workdir=runs/sgft
 
 lint: env  ## ruff and types

@@ -153,7 +153,7 @@ def get_config(variant="small"):
 
 
 def _smoke(config):
-    """Every part once, in under a minute: nothing is learned."""
+    """The two methods of the paper once, in under a minute: nothing is learned."""
     config.num_seeds = 1
     config.tabular = False
     for name in ("sgft_mb_no_value", "sac_finetune", "pbrs_sac", "sac_scratch", "rlpd"):
