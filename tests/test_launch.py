@@ -51,9 +51,11 @@ def count_lines(path):
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def wait_for_lines(workdir, lines, process):
+def wait_for_lines(workdir, lines, process, *, older=None):
+    """Waits until the file has so many lines and is no longer as `older`: as an earlier process left it."""
     deadline = time.monotonic() + 120
-    while count_lines(workdir / "metrics.jsonl") < lines:
+    path = workdir / "metrics.jsonl"
+    while count_lines(path) < lines or (older is not None and path.read_bytes() == older):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
 
@@ -298,8 +300,9 @@ def test_a_run_killed_at_three_random_steps_ends_like_an_unbroken_one(tmp_path):
     for number, kill in zip(
         sorted(generator.sample(range(2, 15), 3)), (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)
     ):
+        older = (broken / "metrics.jsonl").read_bytes() if broken.exists() else None
         process = spawn(broken, pause)
-        wait_for_lines(broken, number, process)
+        wait_for_lines(broken, number, process, older=older)
         process.send_signal(kill)
         _, err = process.communicate()
         assert process.returncode == (143 if kill == signal.SIGTERM else -signal.SIGKILL), (seed, err)
