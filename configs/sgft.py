@@ -30,33 +30,20 @@ def model_based(**changes):
     agent.steps = 1600
     agent.horizon = 3  # H: model steps of a plan, all with the same action; V_sim closes it
     agent.use_value = True  # False plans on rewards alone
-    agent.candidates = 256  # actions compared at every control step
+    agent.candidates = 128  # actions compared at every control step
     agent.members = 3  # of the dynamics ensemble
     agent.hidden = (128, 128)  # widths of a member
     agent.adapter = (32,)  # widths of the network that turns real actions into simulated ones; () has none
     agent.probabilistic = False  # predict a variance too, and train by likelihood
     agent.pretrain_updates = 2400  # on simulated transitions, before the first real step
     agent.pretrain_batch = 256
-    agent.updates = 150  # of the model after each block of real steps
+    agent.updates = 300  # of the model after each block of real steps
     agent.real_batch = 128  # real transitions in a batch
     agent.sim_batch = 128  # simulated transitions in a batch: without them the model forgets contact
     agent.lr = 1e-3  # Adam's step size for the model
     agent.exploration = 0.3  # standard deviation of the noise on planned actions
     agent.update(changes)
     return agent
-
-
-def rollouts(**changes):
-    options = ConfigDict()
-    options.rounds = 1
-    options.num_envs = 2048  # rollouts per round and seed
-    options.exploring_share = 1.0  # of rollouts that start anywhere
-    options.disturbed_steps = 40  # at most, before the return counts
-    options.largest_offset = 1.2  # of the action, while disturbed
-    options.horizon = 60  # undisturbed steps; a value closes the return
-    options.keep = 16  # states of each rollout that V_sim is fitted to
-    options.update(changes)
-    return options
 
 
 def get_config(variant="small"):
@@ -83,11 +70,12 @@ def get_config(variant="small"):
 
     pretrain = config.pretrain = ConfigDict()
     pretrain.actor_features = (64, 64)  # pi_sim and PPO's critic
-    pretrain.value_features = (256, 256)  # V_sim, with layer norm
+    pretrain.value_features = (128, 128)  # V_sim, with layer norm
+    pretrain.value_members = 2  # networks; V_sim is their mean
     pretrain.log_std_init = -0.7
     pretrain.num_envs = 256  # per seed
     pretrain.unroll = 40  # control steps of one iteration
-    pretrain.iterations = 100
+    pretrain.iterations = 80
     pretrain.epochs = 4
     pretrain.minibatches = 8
     pretrain.lr = 1e-3
@@ -96,17 +84,34 @@ def get_config(variant="small"):
     pretrain.value_coef = 0.5
     pretrain.std_bonus = 0.002  # reward for each unit of log std
     pretrain.max_grad_norm = 1.0
-    pretrain.exploring_share = 0.5  # of episodes that start anywhere
+    pretrain.exploring_share = 0.1  # of episodes that start anywhere
     pretrain.checkpoint_every = 25  # iterations
     pretrain.sim_episodes = 200  # of D_sim
     pretrain.sim_action_noise = 0.5  # standard deviation, on pi_sim's action
     pretrain.sim_exploring_share = 0.0
-    pretrain.refit = ConfigDict()
-    pretrain.refit.long = rollouts(rounds=4, disturbed_steps=40, horizon=60, keep=16, exploring_share=0.8)
-    pretrain.refit.short = rollouts(rounds=64, disturbed_steps=3, horizon=6, keep=3, exploring_share=1.0)
-    pretrain.refit.epochs = 4
-    pretrain.refit.batch = 512
-    pretrain.refit.lr = 1e-3
+    refit = pretrain.refit = ConfigDict()  # of V_sim to pi_sim's own returns
+    refit.rounds = 1
+    refit.num_envs = 2048  # rollouts per round and seed
+    refit.exploring_share = 0.7  # of rollouts that start anywhere
+    refit.disturbed_steps = 40  # at most, before the return counts
+    refit.largest_offset = 1.2  # of the action, while disturbed
+    refit.horizon = 60  # undisturbed steps; PPO's critic closes the return
+    refit.keep = 16  # states of each rollout that V_sim is fitted to
+    refit.epochs = 8
+    refit.batch = 512
+    refit.lr = 1e-3
+    improve = pretrain.improve = ConfigDict()  # of V_sim by value iteration over actions tried in simulation
+    improve.updates = 3000  # 0 leaves V_sim the value of pi_sim
+    improve.rounds = 4  # of states
+    improve.num_envs = 2048  # states per round and seed
+    improve.stride = 10  # disturbed steps between rounds
+    improve.exploring_share = 0.7
+    improve.largest_offset = 1.2
+    improve.candidates = 16  # actions tried in each state
+    improve.horizon = 3  # steps that each is held
+    improve.batch = 256
+    improve.lr = 1e-3
+    improve.tau = 0.01  # of the slow average that values what is reached
 
     sac = config.sac = ConfigDict()  # what all model-free agents share
     sac.critics = 2
@@ -161,9 +166,9 @@ def _smoke(config):
     config.update({"block": 20, "checkpoint_every": 1})
     config.evaluation.update({"every": 20, "episodes": 4})
     config.pretrain.update({"num_envs": 16, "iterations": 2, "sim_episodes": 4, "checkpoint_every": 1})
-    config.pretrain.refit.update({"epochs": 1, "batch": 64})
-    config.pretrain.refit.long.update({"rounds": 1, "num_envs": 16, "disturbed_steps": 4, "horizon": 18})
-    config.pretrain.refit.short.update({"rounds": 1, "num_envs": 16})
+    refit = {"epochs": 1, "batch": 64, "num_envs": 16, "disturbed_steps": 4, "horizon": 18}
+    config.pretrain.refit.update(refit)
+    config.pretrain.improve.update({"updates": 5, "rounds": 1, "num_envs": 16, "candidates": 4, "batch": 16})
     config.sac.update({"features": (16, 16), "batch": 16})
     for agent in config.agents.values():
         agent.update({"seeds": 1, "steps": 40})
@@ -179,8 +184,8 @@ def _full(config):
     config.pretrain.num_envs = 4096
     config.pretrain.iterations = 200
     config.pretrain.minibatches = 32
-    config.pretrain.refit.long.num_envs = 16384
-    config.pretrain.refit.short.update({"rounds": 8, "num_envs": 16384})
+    config.pretrain.refit.num_envs = 16384
+    config.pretrain.improve.num_envs = 16384
     config.sac.update({"critics": 10, "features": (256, 256), "batch": 256, "utd": 20})
     for agent in config.agents.values():
         agent.seeds = config.num_seeds

@@ -14,7 +14,16 @@ import jax.numpy as jnp
 
 from core.nn.mlp import MLP, Ensemble, scaled_normal
 
-__all__ = ["Actor", "Critic", "Value", "add_steps_to_go", "apply_critic", "forward", "reset_log_std"]
+__all__ = [
+    "Actor",
+    "Critic",
+    "Value",
+    "ValueEnsemble",
+    "add_steps_to_go",
+    "apply_critic",
+    "forward",
+    "reset_log_std",
+]
 
 Array = jax.Array
 Params = Mapping[str, Any]
@@ -90,6 +99,24 @@ class Value(nn.Module):
         final = scaled_normal(self.final_gain)
         x = MLP((*self.features, 1), self.activation, self.layer_norm, final_kernel_init=final, name="body")
         return jnp.squeeze(x(observation), -1)
+
+
+class ValueEnsemble(nn.Module):
+    """Independent state values on one input: observation `[..., D]` -> `[ensemble, ...]`.
+
+    Parameters are stacked on a leading ensemble axis.
+    """
+
+    ensemble: int = 2
+    features: tuple[int, ...] = (128, 128)
+    activation: Callable[[Array], Array] = nn.relu
+    layer_norm: bool = True
+
+    @nn.compact
+    def __call__(self, observation: Array) -> Array:
+        widths = (*self.features, 1)
+        members = Ensemble(self.ensemble, widths, self.activation, self.layer_norm, name="ensemble")
+        return jnp.squeeze(members(observation), -1)
 
 
 class Critic(nn.Module):

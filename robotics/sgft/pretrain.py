@@ -21,18 +21,20 @@ from ml_collections import ConfigDict
 from core import mesh as meshes
 from core import sim
 from core.rl import normalize, ppo
-from core.rl.networks import Actor, Value
+from core.rl.networks import Actor, Value, ValueEnsemble
 from core.rl.replay import Transition
+from core.sim.branch import branch
 from core.sim.drive import drive
 from core.sim.pure import PureSimulator
 from core.sim.task import Task
-from robotics.sgft import value_refit
+from robotics.sgft import value_improvement, value_refit
 from robotics.sgft.source import Experience, Networks, Source, policy_action, sim_value
 
 __all__ = [
     "blank_source",
     "evaluate_policy",
     "fit",
+    "improve_value",
     "lane_policy",
     "lane_sharding",
     "networks",
@@ -48,8 +50,8 @@ UNLIMITED = 1 << 30
 def networks(config: ConfigDict, action_size: int) -> Networks:
     """pi_sim and V_sim as `config.pretrain` describes them."""
     actor = Actor(action_size, tuple(config.actor_features), nn.tanh, log_std_init=config.log_std_init)
-    # Layer norm and a wide network: V_sim has edges, where contact begins, that a small tanh network blurs.
-    return Networks(actor, Value(tuple(config.value_features), nn.relu, layer_norm=True, final_gain=1.0))
+    # Layer norm and relu: V_sim has edges, where contact begins, that a small tanh network blurs.
+    return Networks(actor, ValueEnsemble(config.value_members, tuple(config.value_features)))
 
 
 def ppo_config(config: ConfigDict, modules: Networks) -> ppo.Config:
@@ -219,7 +221,8 @@ def blank_source(task, config, modules, state, lanes):
             zeros((lanes, n)),
         ),
     )
-    measured = ("value_loss", "target_variance", "success", "return")
+    measured = ["value_loss", "target_variance", "success", "return"]
+    measured += ["backup_error"] if config.improve.updates else []
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
 
 
@@ -254,25 +257,32 @@ def refit_value(key, targets, *, config, modules):
     )
 
 
-def _rollout_targets(task, options, modules, source, tail, backend, key, run):
-    """Targets `[L, M]` from `options.rounds` rounds of `options.num_envs` disturbed rollouts per lane.
-
-    `tail(last [L, N, O]) -> [L, N]` closes the returns.
-    """
-    lanes, n = source.gamma.shape[0], options.num_envs
+def _disturbed_simulator(task, options, lanes, backend):
     wide = with_exploring_starts(task, options.exploring_share, episode_length=UNLIMITED)
-    simulator = sim.make(wide, lanes * n, backend=backend, gaps=dict(task.randomisation))
+    return sim.make(wide, lanes * options.num_envs, backend=backend, gaps=dict(task.randomisation))
+
+
+def _by_lane(x, lanes):
+    """`[T, L * N, ...]` -> `[L, T, N, ...]`."""
+    x = jnp.asarray(x)
+    return jnp.moveaxis(x.reshape(x.shape[0], lanes, -1, *x.shape[2:]), 1, 0)
+
+
+def _refit(task, config, modules, state, source, backend, key, run):
+    """V_sim as pi_sim's own value: fitted to returns of disturbed rollouts, which PPO's critic closes."""
+    lanes, options = source.gamma.shape[0], config.refit
+    rollout_key, fit_key = jax.random.split(key)
+    critic = ppo_config(config, modules).value
+    simulator = _disturbed_simulator(task, options, lanes, backend)
     policy = value_refit.make_policy(lane_policy(modules))
     make = jax.jit(jax.vmap(functools.partial(refit_targets, gamma=task.gamma, keep=options.keep)))
-
-    def lane(x):
-        return jnp.moveaxis(jnp.asarray(x).reshape(x.shape[0], lanes, n, *x.shape[2:]), 1, 0)
+    tail = jax.jit(jax.vmap(lambda p, stats, x: critic.apply(p, normalize.apply(stats, x))))
 
     def one_round(key):
         reset_key, disturb_key, drive_key = jax.random.split(key, 3)
         disturbance = value_refit.init_disturbance(
             disturb_key,
-            lanes * n,
+            lanes * options.num_envs,
             task.action_size,
             longest=options.disturbed_steps,
             largest=options.largest_offset,
@@ -280,51 +290,86 @@ def _rollout_targets(task, options, modules, source, tail, backend, key, run):
         length = options.disturbed_steps + options.horizon
         carry = (source, disturbance)
         _, _, steps = drive(simulator, simulator.reset(reset_key), policy, carry, drive_key, length=length)
+        by_lane = functools.partial(_by_lane, lanes=lanes)
+        last = by_lane(steps.final_observation[-1:])[:, 0]
         return make(
             source.stats,
-            lane(steps.observation),
-            lane(steps.reward),
-            lane(steps.terminated),
-            tail(jnp.asarray(steps.final_observation[-1]).reshape(lanes, n, -1)),
-            disturbance.remaining.reshape(lanes, n),
+            *map(by_lane, (steps.observation, steps.reward, steps.terminated)),
+            tail(state.value, source.stats, last),
+            disturbance.remaining.reshape(lanes, -1),
         )
 
     with run.progress(options.rounds, "rollouts for V_sim") as tracker:
         found = []
-        for round_key in jax.random.split(key, options.rounds):
+        for round_key in jax.random.split(rollout_key, options.rounds):
             found.append(one_round(round_key))
             tracker.advance()
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
-
-
-def _refit(task, config, modules, state, source, backend, key, run):
-    """Fits V_sim twice: to long returns, then to these and to many short ones that the first fit closes.
-
-    Long rollouts of pi_sim say little about states that pi_sim would leave within a step, such as a hand that
-    moves away from the puck; a planner weighs just such states against each other. Short rollouts reach many
-    of them, and end where the first fit is accurate.
-    """
-    lanes = source.gamma.shape[0]
-    long_key, first_key, short_key, second_key = jax.random.split(key, 4)
-    critic = ppo_config(config, modules).value
-
-    def critic_tail(last):
-        return jax.vmap(lambda p, stats, x: critic.apply(p, normalize.apply(stats, x)))(
-            state.value, source.stats, last
-        )
-
+    targets = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
     fit_value = jax.jit(jax.vmap(functools.partial(refit_value, config=config, modules=modules)))
-    refit = config.refit
-    tail = jax.jit(critic_tail)
-    long = _rollout_targets(task, refit.long, modules, source, tail, backend, long_key, run)
-    value, offset, scale, _ = fit_value(jax.random.split(first_key, lanes), long)
-    source = source.replace(value=value, value_offset=offset, value_scale=scale)
-    value_tail = jax.jit(functools.partial(jax.vmap(functools.partial(sim_value, networks=modules)), source))
-    short = _rollout_targets(task, refit.short, modules, source, value_tail, backend, short_key, run)
-    targets = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), long, short)
-    value, offset, scale, metrics = fit_value(jax.random.split(second_key, lanes), targets)
+    value, offset, scale, metrics = fit_value(jax.random.split(fit_key, lanes), targets)
     run.log(0, jax.tree.map(jnp.mean, metrics), group="simulation_value")
     return source.replace(value=value, value_offset=offset, value_scale=scale), metrics
+
+
+def improve_value(key, source, alternatives, *, config, modules):
+    """V_sim of one lane from its Alternatives `[M, ...]`; returns as value_improvement.improve. Pure, jit-able."""
+    return value_improvement.improve(
+        key,
+        source.value,
+        alternatives,
+        network=modules.value,
+        offset=source.value_offset,
+        scale=source.value_scale,
+        updates=config.improve.updates,
+        batch=config.improve.batch,
+        lr=config.improve.lr,
+        tau=config.improve.tau,
+    )
+
+
+def _improve(task, config, modules, source, backend, key, run):
+    """V_sim as the best policy's value: by value iteration over actions that were tried in simulation."""
+    lanes, options = source.gamma.shape[0], config.improve
+    reset_key, disturb_key, drive_key, action_key, fit_key = jax.random.split(key, 5)
+    simulator = _disturbed_simulator(task, options, lanes, backend)
+    policy = value_refit.make_policy(lane_policy(modules))
+    n = lanes * options.num_envs
+    disturbance = value_refit.init_disturbance(
+        disturb_key,
+        n,
+        task.action_size,
+        longest=UNLIMITED,
+        largest=options.largest_offset,
+    )
+    env, carry = simulator.reset(reset_key), (source, disturbance)
+    observe = jax.jit(jax.vmap(normalize.apply))
+
+    def one_round(i):
+        nonlocal env, carry
+        key = jax.random.fold_in(drive_key, i)
+        env, carry, _ = drive(simulator, env, policy, carry, key, length=options.stride)
+        shape = (options.candidates, n, task.action_size)
+        # A little beyond the limits, then clipped: the best action is often the strongest.
+        actions = 1.2 * jax.random.uniform(jax.random.fold_in(action_key, i), shape, minval=-1.0, maxval=1.0)
+        actions = np.asarray(jnp.clip(actions, -1.0, 1.0))
+        found = branch(simulator, env, actions, horizon=options.horizon, gamma=task.gamma)
+        observation, reached, earned, discount = (
+            jnp.asarray(x).reshape(lanes, -1, *x.shape[1:]) for x in (env.observation, *found)
+        )
+        return value_improvement.Alternatives(
+            observe(source.stats, observation), observe(source.stats, reached), earned, discount
+        )
+
+    with run.progress(options.rounds, "trying actions in simulation") as tracker:
+        found = []
+        for i in range(options.rounds):
+            found.append(one_round(i))
+            tracker.advance()
+    alternatives = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
+    fit = functools.partial(improve_value, config=config, modules=modules)
+    value, metrics = jax.jit(jax.vmap(fit))(jax.random.split(fit_key, lanes), source, alternatives)
+    run.log(0, jax.tree.map(jnp.mean, metrics), group="simulation_value")
+    return source.replace(value=value), metrics
 
 
 def _finish(task, config, modules, state, stage, seeds, backend, run):
@@ -332,8 +377,11 @@ def _finish(task, config, modules, state, stage, seeds, backend, run):
     source, _ = stage
     lanes = len(seeds)
     key = jax.random.fold_in(jax.random.key(seeds[0]), 1)
-    refit_key, data_key, score_key = jax.random.split(key, 3)
+    refit_key, improve_key, data_key, score_key = jax.random.split(key, 4)
     source, metrics = _refit(task, config, modules, state, source, backend, refit_key, run)
+    if config.improve.updates:
+        source, improved = _improve(task, config, modules, source, backend, improve_key, run)
+        metrics |= improved
     transitions = _simulated_transitions(task, config, modules, source, lanes, backend, data_key)
     values = jax.jit(jax.vmap(functools.partial(sim_value, networks=modules)))
     source = source.replace(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from core.errors import UserError
 from core.rl import distributions, normalize
-from core.rl.networks import Actor, Value
+from core.rl.networks import Actor, ValueEnsemble
 from core.rl.replay import Transition
 from core.weights import load_npz, save_npz
 
@@ -26,7 +26,7 @@ class Networks:
     """The modules behind a Source, hashable, static under jit: pi_sim and V_sim."""
 
     actor: Actor
-    value: Value
+    value: ValueEnsemble
 
 
 class Experience(flax.struct.PyTreeNode):
@@ -46,7 +46,7 @@ class Source(flax.struct.PyTreeNode):
 
     Attributes:
       actor: variables of `Networks.actor`.
-      value: variables of `Networks.value`; V_sim = value_offset + value_scale * network.
+      value: variables of `Networks.value`; V_sim = value_offset + value_scale * its mean over members.
       value_offset, value_scale: `[]`.
       stats: observation statistics of policy and value, frozen: they are part of the potential.
       gamma: `[]` discount that V_sim was trained with.
@@ -66,7 +66,7 @@ def sim_value(source: Source, observation: Array, *, networks: Networks) -> Arra
     """V_sim `[...]` of observations `[..., O]`; no gradient flows into its parameters."""
     source = jax.lax.stop_gradient(source)
     raw = networks.value.apply(source.value, normalize.apply(source.stats, observation))
-    return source.value_offset + source.value_scale * raw
+    return source.value_offset + source.value_scale * jnp.mean(raw, axis=0)
 
 
 def policy_action(source: Source, observation: Array, *, networks: Networks) -> Array:

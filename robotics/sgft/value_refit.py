@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from core.rl.networks import Value
+from core.rl.networks import ValueEnsemble
 
 __all__ = ["Disturbance", "Targets", "disturbed_action", "fit", "init_disturbance", "monte_carlo_targets"]
 
@@ -104,7 +104,7 @@ def fit(
     observation: Array,
     target: Array,
     *,
-    network: Value,
+    network: ValueEnsemble,
     epochs: int = 30,
     batch: int = 512,
     lr: Array | float = 1e-3,
@@ -112,8 +112,8 @@ def fit(
     """Regresses V on (`observation` `[M, O]` as the network sees it, `target` `[M]`) by shuffled Adam epochs.
 
     Returns:
-      (variables, offset `[]`, scale `[]`, metrics): V = offset + scale * network; `value_loss` is the mean
-      squared error of the last epoch and `target_variance` what predicting the mean would give.
+      (variables, offset `[]`, scale `[]`, metrics): each member of V = offset + scale * network; `value_loss`
+      is the mean squared error of the last epoch and `target_variance` what predicting the mean would give.
     """
     init_key, epoch_key = jax.random.split(key)
     offset, scale = jnp.mean(target), jnp.maximum(jnp.std(target), 1e-6)
