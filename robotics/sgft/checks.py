@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 from core import sim
 from core.check import Function
 from core.rl import ppo
+from core.sim.branch import branch
 from core.sim.drive import drive
-from robotics.sgft import finetune, methods, pretrain, value_refit
+from robotics.sgft import finetune, methods, pretrain, value_improvement, value_refit
 from robotics.sgft.model_based import ModelBasedState
 
 __all__ = ["functions"]
@@ -42,7 +43,8 @@ def functions(config: ConfigDict, mesh: Mesh) -> list[Function]:
         state,
     )
     found = [_iteration(config, parts, state, mesh), _rollout(config, parts, source, mesh)]
-    found += [_targets(config, parts, state, mesh), _refit(config, parts, mesh)]
+    found += [_targets(config, parts, mesh), _refit(config, parts, mesh)]
+    found += _improve(config, parts, source, mesh)
     for name, settings in config.agents.items():
         found += _agent(name, settings, config, parts, source, mesh)
     return found
@@ -76,7 +78,7 @@ def _iteration(config, parts, state, mesh):
 
 
 def _rollout(config, parts, source, mesh):
-    lanes, options = len(parts.seeds), config.pretrain.refit.long
+    lanes, options = len(parts.seeds), config.pretrain.refit
     n, length = lanes * options.num_envs, options.disturbed_steps + options.horizon
     simulator = _simulator(config, parts, n, share=options.exploring_share, episode_length=pretrain.UNLIMITED)
     policy = value_refit.make_policy(pretrain.lane_policy(parts.networks))
@@ -90,14 +92,13 @@ def _rollout(config, parts, source, mesh):
     return Function("simulation_value/rollout", rollout, args, _size(source.actor) // lanes)
 
 
-def _targets(config, parts, state, mesh):
-    lanes, options = len(parts.seeds), config.pretrain.refit.long
+def _targets(config, parts, mesh):
+    lanes, options = len(parts.seeds), config.pretrain.refit
     targets = functools.partial(pretrain.refit_targets, gamma=config.gamma, keep=options.keep)
     n = (lanes, options.num_envs)
     shape = (lanes, options.disturbed_steps + options.horizon, options.num_envs)
     steps = _float((*shape, parts.task.observation_size)), _float(shape), _flag(shape)
     args = (
-        _split(mesh, state.stats),
         *_split(mesh, steps, env_axis=2),
         *_split(mesh, (_float(n), _count(n)), env_axis=1),
     )
@@ -108,11 +109,34 @@ def _refit(config, parts, mesh):
     lanes, options = len(parts.seeds), config.pretrain.refit
     refit = functools.partial(pretrain.refit_value, config=config.pretrain, modules=parts.networks)
     size = parts.task.observation_size
-    m = (lanes, sum(o.rounds * o.num_envs * o.keep for o in (options.long, options.short)))
+    m = (lanes, options.rounds * options.num_envs * options.keep)
     targets = value_refit.Targets(_float((*m, size)), _float(m))
     args = _split(mesh, (_keys(lanes), targets))
     value = _abstract(lambda k: parts.networks.value.init(k, jnp.zeros((1, size))), _key())
     return Function("simulation_value/refit", jax.jit(jax.vmap(refit)), args, _size(value))
+
+
+def _improve(config, parts, source, mesh):
+    options = config.pretrain.improve
+    if not options.updates:
+        return []
+    lanes, size = len(parts.seeds), parts.task.observation_size
+    n = lanes * options.num_envs
+    simulator = _simulator(config, parts, n, share=options.exploring_share, episode_length=pretrain.UNLIMITED)
+    hold = functools.partial(branch, simulator, horizon=options.horizon, gamma=config.gamma)
+    actions = _float((options.candidates, n, parts.task.action_size))
+    env = _split(mesh, _abstract(simulator.reset, _key()))
+    improve = functools.partial(pretrain.improve_value, config=config.pretrain, modules=parts.networks)
+    m = (lanes, options.rounds * options.num_envs)
+    each = (*m, options.candidates)
+    tried = value_improvement.Alternatives(
+        _float((*m, size)), _float((*each, size)), _float(each), _float(each)
+    )
+    args = _split(mesh, (_keys(lanes), source, tried))
+    return [
+        Function("simulation_value/try", hold, (env, actions), 0),
+        Function("simulation_value/improve", jax.jit(jax.vmap(improve)), args, _size(source.value) // lanes),
+    ]
 
 
 def _agent(name, settings, config, parts, source, mesh):

@@ -226,22 +226,20 @@ def blank_source(task, config, modules, state, lanes):
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
 
 
-def refit_targets(stats, observation, reward, terminated, tail, start, *, gamma, keep):
+def refit_targets(observation, reward, terminated, tail, start, *, gamma, keep):
     """What V_sim of one lane is fitted to, from disturbed rollouts of pi_sim; pure, jit-able.
 
     Args:
-      stats: observation statistics of the lane.
       observation, reward, terminated: `[T, N, ...]`; tail: `[N]`, the value of the state after them.
       start: `[N]`, the first undisturbed step of each rollout.
       gamma: discount. keep: how many states from `start` on.
 
     Returns:
-      value_refit.Targets, the observations as the networks see them.
+      value_refit.Targets.
     """
-    targets = value_refit.monte_carlo_targets(
+    return value_refit.monte_carlo_targets(
         observation, reward, terminated, tail, start, gamma=gamma, keep=keep
     )
-    return targets._replace(observation=normalize.apply(stats, targets.observation))
 
 
 def refit_value(key, targets, *, config, modules):
@@ -293,7 +291,6 @@ def _refit(task, config, modules, state, source, backend, key, run):
         by_lane = functools.partial(_by_lane, lanes=lanes)
         last = by_lane(steps.final_observation[-1:])[:, 0]
         return make(
-            source.stats,
             *map(by_lane, (steps.observation, steps.reward, steps.terminated)),
             tail(state.value, source.stats, last),
             disturbance.remaining.reshape(lanes, -1),
@@ -312,7 +309,7 @@ def _refit(task, config, modules, state, source, backend, key, run):
 
 
 def improve_value(key, source, alternatives, *, config, modules):
-    """V_sim of one lane from its Alternatives `[M, ...]`; returns as value_improvement.improve. Pure, jit-able."""
+    """V_sim of one lane from its Alternatives `[M, ...]`; returns as value_improvement.improve."""
     return value_improvement.improve(
         key,
         source.value,
@@ -342,7 +339,6 @@ def _improve(task, config, modules, source, backend, key, run):
         largest=options.largest_offset,
     )
     env, carry = simulator.reset(reset_key), (source, disturbance)
-    observe = jax.jit(jax.vmap(normalize.apply))
 
     def one_round(i):
         nonlocal env, carry
@@ -353,11 +349,9 @@ def _improve(task, config, modules, source, backend, key, run):
         actions = 1.2 * jax.random.uniform(jax.random.fold_in(action_key, i), shape, minval=-1.0, maxval=1.0)
         actions = np.asarray(jnp.clip(actions, -1.0, 1.0))
         found = branch(simulator, env, actions, horizon=options.horizon, gamma=task.gamma)
-        observation, reached, earned, discount = (
-            jnp.asarray(x).reshape(lanes, -1, *x.shape[1:]) for x in (env.observation, *found)
-        )
+        leaves = (env.observation, *found)
         return value_improvement.Alternatives(
-            observe(source.stats, observation), observe(source.stats, reached), earned, discount
+            *(jnp.asarray(x).reshape(lanes, -1, *x.shape[1:]) for x in leaves)
         )
 
     with run.progress(options.rounds, "trying actions in simulation") as tracker:

@@ -48,7 +48,8 @@ class Source(flax.struct.PyTreeNode):
       actor: variables of `Networks.actor`.
       value: variables of `Networks.value`; V_sim = value_offset + value_scale * its mean over members.
       value_offset, value_scale: `[]`.
-      stats: observation statistics of policy and value, frozen: they are part of the potential.
+      stats: observation statistics of the policy, frozen. V_sim reads observations as they are: divided by
+        the small spread that they have along pi_sim's path, what lies off it would look far away.
       gamma: `[]` discount that V_sim was trained with.
       simulated: D_sim, transitions `[n, ...]` of pi_sim in simulation.
     """
@@ -65,7 +66,7 @@ class Source(flax.struct.PyTreeNode):
 def sim_value(source: Source, observation: Array, *, networks: Networks) -> Array:
     """V_sim `[...]` of observations `[..., O]`; no gradient flows into its parameters."""
     source = jax.lax.stop_gradient(source)
-    raw = networks.value.apply(source.value, normalize.apply(source.stats, observation))
+    raw = networks.value.apply(source.value, observation)
     return source.value_offset + source.value_scale * jnp.mean(raw, axis=0)
 
 
@@ -90,14 +91,14 @@ def check_transfer(*, value_gamma: float, gamma: float, value_size: int, observa
 
 
 def save(path: Path, source: Source) -> None:
-    """Writes pi_sim and V_sim of one lane as .npz, with all that makes the potential: obs_stats and gamma."""
+    """Writes pi_sim and V_sim of one lane as .npz, with all that makes them: obs_stats and gamma."""
     save_npz(path, _stored(source))
 
 
 def load(path: Path, *, networks: Networks, observation_size: int, gamma: float) -> Source:
     """Reads what `save` wrote, for a task with that observation and discount; no D_sim comes with it.
 
-    Raises UserError where something is missing (obs_stats, say: without them V_sim is another function), the
+    Raises UserError where something is missing (obs_stats, say: without them pi_sim is another function), the
     observation has another size, or V_sim was trained with another gamma.
     """
 

@@ -1,8 +1,8 @@
-"""Improves V_sim from pi_sim's value towards that of the best policy in simulation, by fitted value iteration.
+"""Improves V_sim from pi_sim's value towards the best policy's in simulation, by fitted value iteration.
 
 The value of pi_sim falls wherever pi_sim is clumsy, such as just off its own path, and a planner with real
-dynamics then shuns states that are good. The best policy's value has no such holes: its order of states is that
-of how soon the goal can be reached, which is what carries over to other dynamics (docs/methods/sgft.md).
+dynamics then shuns states that are good. The best policy's value has no such holes: it orders states by how
+soon the goal can be reached, which is what carries over to other dynamics (docs/methods/sgft.md).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def improve(
 ) -> tuple[Any, dict[str, Array]]:
     """Fits V = offset + scale * network to the backup of its own slow average, by Adam on minibatches.
 
-    What is reached counts as the lowest of the members says: the maximum over actions would otherwise pick out,
-    and feed on, what one network overestimates.
+    What is reached counts as the lowest of the members says: the maximum over actions would otherwise pick
+    out, and feed on, what one network overestimates.
 
     Args:
       params: variables of `network` to start from.
-      alternatives: observations as the network sees them.
+      alternatives: what was tried in simulation, leaves `[M, ...]`.
       updates: Adam steps, static; the step size falls linearly from `lr` to 0.
       tau: share by which the averaged parameters follow in each update.
 

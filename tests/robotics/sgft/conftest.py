@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.rl import normalize, sac
-from core.rl.networks import Actor, Critic, Value
+from core.rl.networks import Actor, Critic, ValueEnsemble
 from core.rl.replay import Transition
 from robotics.sgft import model_based, sac_agent
 from robotics.sgft.dynamics import Dynamics
@@ -45,7 +45,7 @@ def transitions(seed, *shape):
 
 @pytest.fixture(scope="session")
 def networks():
-    return Networks(Actor(2, (8,), nn.tanh, final_gain=1.0), Value((8,), nn.tanh, final_gain=1.0))
+    return Networks(Actor(2, (8,), nn.tanh, final_gain=1.0), ValueEnsemble(2, (8,), nn.tanh))
 
 
 @pytest.fixture(scope="session")

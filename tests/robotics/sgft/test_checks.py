@@ -51,7 +51,8 @@ def test_every_step_lowers_on_eight_devices(config, tmp_path):
     assert [n for n in names if not n.startswith("simulation_")] == [
         f"{agent}/{step}" for agent in config.agents for step in steps
     ]
-    assert {"simulation_policy/iteration", "simulation_value/rollout", "simulation_value/refit"} <= set(names)
+    value = {f"simulation_value/{step}" for step in ("rollout", "targets", "refit", "try", "improve")}
+    assert {"simulation_policy/iteration", *value} <= set(names)
     assert record["devices"] == 8 and all(function["lowered"] for function in record["functions"])
     for function in seen:
         assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(function.args))

@@ -1,4 +1,4 @@
-"""Value iteration on simulated alternatives: a world whose best value is known, bounds, vmap, mesh and pmap."""
+"""Value iteration on simulated alternatives: a world of known value, the lowest member, vmap, mesh, pmap."""
 
 import functools
 
