@@ -101,13 +101,13 @@ def get_config(variant="small"):
     refit.batch = 512
     refit.lr = 1e-3
     improve = pretrain.improve = ConfigDict()  # of V_sim by value iteration over actions tried in simulation
-    improve.updates = 3000  # 0 leaves V_sim the value of pi_sim
+    improve.updates = 2500  # 0 leaves V_sim the value of pi_sim
     improve.rounds = 4  # of states
-    improve.num_envs = 2048  # states per round and seed
+    improve.num_envs = 4096  # states per round and seed
     improve.stride = 10  # disturbed steps between rounds
     improve.exploring_share = 0.7
     improve.largest_offset = 1.2
-    improve.candidates = 16  # actions tried in each state
+    improve.candidates = 24  # actions tried in each state
     improve.horizon = 3  # steps that each is held
     improve.batch = 256
     improve.lr = 1e-3
