@@ -100,15 +100,15 @@ def get_config(variant="small"):
     refit.epochs = 8
     refit.batch = 512
     refit.lr = 1e-3
-    improve = pretrain.improve = ConfigDict()  # of V_sim by value iteration over actions tried in simulation
-    improve.updates = 2500  # 0 leaves V_sim the value of pi_sim
-    improve.rounds = 4  # of states
-    improve.num_envs = 4096  # states per round and seed
-    improve.stride = 10  # disturbed steps between rounds
-    improve.exploring_share = 0.7
-    improve.largest_offset = 1.2
+    improve = pretrain.improve = ConfigDict()  # of V_sim, by planning on it in simulation and value iteration
+    improve.sweeps = 2  # 0 leaves V_sim the value of pi_sim
+    improve.num_envs = 256  # per seed
+    improve.steps = 40  # of each environment and sweep
+    improve.exploring_share = 0.5  # of environments that start anywhere
+    improve.exploring = 0.25  # how often a random action begins; it goes on with probability 1/2
     improve.candidates = 24  # actions tried in each state
     improve.horizon = 3  # steps that each is held
+    improve.updates = 2000  # of V_sim per sweep
     improve.batch = 256
     improve.lr = 1e-3
     improve.tau = 0.01  # of the slow average that values what is reached
@@ -168,7 +168,7 @@ def _smoke(config):
     config.pretrain.update({"num_envs": 16, "iterations": 2, "sim_episodes": 4, "checkpoint_every": 1})
     refit = {"epochs": 1, "batch": 64, "num_envs": 16, "disturbed_steps": 4, "horizon": 18}
     config.pretrain.refit.update(refit)
-    config.pretrain.improve.update({"updates": 5, "rounds": 1, "num_envs": 16, "candidates": 4, "batch": 16})
+    config.pretrain.improve.update({"updates": 5, "steps": 2, "num_envs": 16, "candidates": 4, "batch": 16})
     config.sac.update({"features": (16, 16), "batch": 16})
     for agent in config.agents.values():
         agent.update({"seeds": 1, "steps": 40})
@@ -185,7 +185,7 @@ def _full(config):
     config.pretrain.iterations = 200
     config.pretrain.minibatches = 32
     config.pretrain.refit.num_envs = 16384
-    config.pretrain.improve.num_envs = 16384
+    config.pretrain.improve.num_envs = 4096
     config.sac.update({"critics": 10, "features": (256, 256), "batch": 256, "utd": 20})
     for agent in config.agents.values():
         agent.seeds = config.num_seeds

@@ -118,7 +118,7 @@ def _refit(config, parts, mesh):
 
 def _improve(config, parts, source, mesh):
     options = config.pretrain.improve
-    if not options.updates:
+    if not options.sweeps:
         return []
     lanes, size = len(parts.seeds), parts.task.observation_size
     n = lanes * options.num_envs
@@ -127,7 +127,7 @@ def _improve(config, parts, source, mesh):
     actions = _float((options.candidates, n, parts.task.action_size))
     env = _split(mesh, _abstract(simulator.reset, _key()))
     improve = functools.partial(pretrain.improve_value, config=config.pretrain, modules=parts.networks)
-    m = (lanes, options.rounds * options.num_envs)
+    m = (lanes, options.sweeps * options.steps * options.num_envs)
     each = (*m, options.candidates)
     tried = value_improvement.Alternatives(
         _float((*m, size)), _float((*each, size)), _float(each), _float(each)

@@ -29,6 +29,7 @@ from core.sim.pure import PureSimulator
 from core.sim.task import Task
 from robotics.sgft import value_improvement, value_refit
 from robotics.sgft.source import Experience, Networks, Source, policy_action, sim_value
+from robotics.sgft.value_improvement import Alternatives
 
 __all__ = [
     "blank_source",
@@ -222,7 +223,7 @@ def blank_source(task, config, modules, state, lanes):
         ),
     )
     measured = ["value_loss", "target_variance", "success", "return"]
-    measured += ["backup_error"] if config.improve.updates else []
+    measured += ["backup_error"] if config.improve.sweeps else []
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
 
 
@@ -255,7 +256,7 @@ def refit_value(key, targets, *, config, modules):
     )
 
 
-def _disturbed_simulator(task, options, lanes, backend):
+def _wide_simulator(task, options, lanes, backend):
     wide = with_exploring_starts(task, options.exploring_share, episode_length=UNLIMITED)
     return sim.make(wide, lanes * options.num_envs, backend=backend, gaps=dict(task.randomisation))
 
@@ -271,7 +272,7 @@ def _refit(task, config, modules, state, source, backend, key, run):
     lanes, options = source.gamma.shape[0], config.refit
     rollout_key, fit_key = jax.random.split(key)
     critic = ppo_config(config, modules).value
-    simulator = _disturbed_simulator(task, options, lanes, backend)
+    simulator = _wide_simulator(task, options, lanes, backend)
     policy = value_refit.make_policy(lane_policy(modules))
     make = jax.jit(jax.vmap(functools.partial(refit_targets, gamma=task.gamma, keep=options.keep)))
     tail = jax.jit(jax.vmap(lambda p, stats, x: critic.apply(p, normalize.apply(stats, x))))
@@ -325,45 +326,68 @@ def improve_value(key, source, alternatives, *, config, modules):
 
 
 def _improve(task, config, modules, source, backend, key, run):
-    """V_sim as the best policy's value: by value iteration over actions that were tried in simulation."""
-    lanes, options = source.gamma.shape[0], config.improve
-    reset_key, disturb_key, drive_key, action_key, fit_key = jax.random.split(key, 5)
-    simulator = _disturbed_simulator(task, options, lanes, backend)
-    policy = value_refit.make_policy(lane_policy(modules))
-    n = lanes * options.num_envs
-    disturbance = value_refit.init_disturbance(
-        disturb_key,
-        n,
-        task.action_size,
-        longest=UNLIMITED,
-        largest=options.largest_offset,
-    )
-    env, carry = simulator.reset(reset_key), (source, disturbance)
+    """V_sim as the best policy's value: sweeps of planning on it in simulation, then value iteration.
 
-    def one_round(i):
-        nonlocal env, carry
-        key = jax.random.fold_in(drive_key, i)
-        env, carry, _ = drive(simulator, env, policy, carry, key, length=options.stride)
+    The planner tries every candidate in the simulator itself; V_sim is fitted to all that was tried, in just
+    the states that planning on V_sim leads to.
+    """
+    lanes, options = source.gamma.shape[0], config.improve
+    simulator = _wide_simulator(task, options, lanes, backend)
+    improve = jax.jit(jax.vmap(functools.partial(improve_value, config=config, modules=modules)))
+    tried, metrics = [], {}
+    with run.progress(options.sweeps * options.steps, "planning in simulation") as tracker:
+        for sweep in range(options.sweeps):
+            play_key, fit_key = jax.random.split(jax.random.fold_in(key, sweep))
+            tried += _play_planner(task, options, modules, source, simulator, play_key, tracker)
+            alternatives = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *tried)
+            value, metrics = improve(jax.random.split(fit_key, lanes), source, alternatives)
+            source = source.replace(value=value)
+            run.log(sweep, jax.tree.map(jnp.mean, metrics), group="simulation_value")
+    return source, metrics
+
+
+def _play_planner(task, options, modules, source, simulator, key, tracker):
+    """What the planner tried in `options.steps` steps of L * N environments: Alternatives `[L, N, ..]` each.
+
+    It plays the best candidate, or, for `options.exploring` of the time and on, a random one.
+    """
+    lanes, n = source.gamma.shape[0], simulator.num_envs
+    reset_key, play_key = jax.random.split(key)
+    choose = _chooser(modules, options.exploring)
+    env = simulator.reset(reset_key)
+    held = jnp.zeros((n, task.action_size)), jnp.zeros(n, bool)
+    tried = []
+    for step_key in jax.random.split(play_key, options.steps):
+        action_key, choice_key = jax.random.split(step_key)
         shape = (options.candidates, n, task.action_size)
         # A little beyond the limits, then clipped: the best action is often the strongest.
-        actions = 1.2 * jax.random.uniform(jax.random.fold_in(action_key, i), shape, minval=-1.0, maxval=1.0)
-        actions = np.asarray(jnp.clip(actions, -1.0, 1.0))
-        found = branch(simulator, env, actions, horizon=options.horizon, gamma=task.gamma)
+        actions = jnp.clip(1.2 * jax.random.uniform(action_key, shape, minval=-1.0, maxval=1.0), -1.0, 1.0)
+        found = branch(simulator, env, np.asarray(actions), horizon=options.horizon, gamma=task.gamma)
         leaves = (env.observation, *found)
-        return value_improvement.Alternatives(
-            *(jnp.asarray(x).reshape(lanes, -1, *x.shape[1:]) for x in leaves)
-        )
+        rows = Alternatives(*(jnp.asarray(x).reshape(lanes, -1, *x.shape[1:]) for x in leaves))
+        held = choose(source, rows, actions, held, choice_key)
+        env = simulator.auto_reset_step(env, np.asarray(held[0]))
+        tried.append(rows)
+        tracker.advance()
+    return tried
 
-    with run.progress(options.rounds, "trying actions in simulation") as tracker:
-        found = []
-        for i in range(options.rounds):
-            found.append(one_round(i))
-            tracker.advance()
-    alternatives = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
-    fit = functools.partial(improve_value, config=config, modules=modules)
-    value, metrics = jax.jit(jax.vmap(fit))(jax.random.split(fit_key, lanes), source, alternatives)
-    run.log(0, jax.tree.map(jnp.mean, metrics), group="simulation_value")
-    return source.replace(value=value), metrics
+
+@functools.lru_cache(maxsize=8)
+def _chooser(modules, exploring):
+    @jax.jit
+    def choose(source, rows, actions, held, key):
+        previous, was_random = held
+        values = jax.vmap(functools.partial(sim_value, networks=modules))(source, rows.reached)
+        best = jnp.argmax(rows.earned + rows.discount * values, axis=-1).reshape(-1)
+        index = jnp.arange(best.shape[0])
+        begin_key, on_key = jax.random.split(key)
+        # Candidates come in no order: the first is a random one.
+        begins = jax.random.bernoulli(begin_key, exploring, best.shape)
+        goes_on = was_random & jax.random.bernoulli(on_key, 0.5, best.shape)
+        fresh = actions[jnp.where(begins, 0, best), index]
+        return jnp.where(goes_on[:, None], previous, fresh), begins | goes_on
+
+    return choose
 
 
 def _finish(task, config, modules, state, stage, seeds, backend, run):
@@ -373,7 +397,7 @@ def _finish(task, config, modules, state, stage, seeds, backend, run):
     key = jax.random.fold_in(jax.random.key(seeds[0]), 1)
     refit_key, improve_key, data_key, score_key = jax.random.split(key, 4)
     source, metrics = _refit(task, config, modules, state, source, backend, refit_key, run)
-    if config.improve.updates:
+    if config.improve.sweeps:
         source, improved = _improve(task, config, modules, source, backend, improve_key, run)
         metrics |= improved
     transitions = _simulated_transitions(task, config, modules, source, lanes, backend, data_key)
