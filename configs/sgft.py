@@ -106,10 +106,10 @@ def get_config(variant="small"):
     improve.steps = 40  # of each environment and sweep
     improve.exploring_share = 0.5  # of environments that start anywhere
     improve.exploring = 0.25  # how often a random action begins; it goes on with probability 1/2
-    improve.candidates = 24  # actions tried in each state
+    improve.candidates = 16  # actions tried in each state
     improve.horizon = 3  # steps that each is held
     improve.updates = 2000  # of V_sim per sweep
-    improve.batch = 256
+    improve.batch = 128
     improve.lr = 1e-3
     improve.tau = 0.01  # of the slow average that values what is reached
 
