@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import jax
+import jax.numpy as jnp
 import mujoco
 
 from core.errors import UserError, nearest
 from core.sim.gap import RealGap, Solver
 
-__all__ = ["Task", "compile_model"]
+__all__ = ["Task", "compile_model", "with_exploring_starts"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,3 +93,15 @@ def compile_model(task: Task, solver: Solver | None) -> mujoco.MjModel:
         model.opt.iterations = solver.iterations
         model.opt.noslip_iterations = solver.noslip_iterations
     return model
+
+
+def with_exploring_starts(task: Task, share: float, *, episode_length: int | None = None) -> Task:
+    """The task with a `share` of its episodes starting from its `exploring_reset` instead."""
+    nominal, exploring = task.reset, task.exploring_reset
+
+    def reset(key, gap):
+        choice, key = jax.random.split(key)
+        explore = jax.random.uniform(choice) < share
+        return jax.tree.map(lambda a, b: jnp.where(explore, a, b), exploring(key, gap), nominal(key, gap))
+
+    return dataclasses.replace(task, reset=reset, episode_length=episode_length or task.episode_length)

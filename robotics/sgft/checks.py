@@ -15,8 +15,10 @@ from core.check import Function
 from core.rl import ppo
 from core.sim.branch import branch
 from core.sim.drive import drive
-from robotics.sgft import finetune, methods, pretrain, value_improvement, value_refit
+from core.sim.task import with_exploring_starts
+from robotics.sgft import finetune, methods, pretrain, simulation_value, value_improvement, value_refit
 from robotics.sgft.model_based import ModelBasedState
+from robotics.sgft.source import lane_policy
 
 __all__ = ["functions"]
 
@@ -55,14 +57,10 @@ def _init_ppo(key, *, config, parts):
     return ppo.init(key, config=static, observation_size=parts.task.observation_size)
 
 
-def _simulator(config, parts, n, *, share, episode_length=None):
-    task = pretrain.with_exploring_starts(parts.task, share, episode_length=episode_length)
-    return sim.make(task, n, backend="mjx", gaps=dict(parts.task.randomisation))
-
-
 def _iteration(config, parts, state, mesh):
     lanes, options = len(parts.seeds), config.pretrain
-    simulator = _simulator(config, parts, options.num_envs, share=options.exploring_share)
+    task = with_exploring_starts(parts.task, options.exploring_share)
+    simulator = sim.make(task, options.num_envs, backend="mjx", gaps=dict(task.randomisation))
     iteration = functools.partial(
         pretrain.ppo_iteration,
         simulator=simulator,
@@ -80,8 +78,8 @@ def _iteration(config, parts, state, mesh):
 def _rollout(config, parts, source, mesh):
     lanes, options = len(parts.seeds), config.pretrain.refit
     n, length = lanes * options.num_envs, options.disturbed_steps + options.horizon
-    simulator = _simulator(config, parts, n, share=options.exploring_share, episode_length=pretrain.UNLIMITED)
-    policy = value_refit.make_policy(pretrain.lane_policy(parts.networks))
+    simulator = simulation_value.wide_simulator(parts.task, options, lanes, backend="mjx")
+    policy = value_refit.make_policy(lane_policy(parts.networks))
     draw = functools.partial(value_refit.init_disturbance, n=n, action_size=parts.task.action_size, longest=1)
 
     def rollout(env, carry, key):
@@ -94,7 +92,7 @@ def _rollout(config, parts, source, mesh):
 
 def _targets(config, parts, mesh):
     lanes, options = len(parts.seeds), config.pretrain.refit
-    targets = functools.partial(pretrain.refit_targets, gamma=config.gamma, keep=options.keep)
+    targets = functools.partial(value_refit.monte_carlo_targets, gamma=config.gamma, keep=options.keep)
     n = (lanes, options.num_envs)
     shape = (lanes, options.disturbed_steps + options.horizon, options.num_envs)
     steps = _float((*shape, parts.task.observation_size)), _float(shape), _flag(shape)
@@ -107,7 +105,7 @@ def _targets(config, parts, mesh):
 
 def _refit(config, parts, mesh):
     lanes, options = len(parts.seeds), config.pretrain.refit
-    refit = functools.partial(pretrain.refit_value, config=config.pretrain, modules=parts.networks)
+    refit = functools.partial(simulation_value.refit_value, config=config.pretrain, modules=parts.networks)
     size = parts.task.observation_size
     m = (lanes, options.rounds * options.num_envs * options.keep)
     targets = value_refit.Targets(_float((*m, size)), _float(m))
@@ -122,11 +120,13 @@ def _improve(config, parts, source, mesh):
         return []
     lanes, size = len(parts.seeds), parts.task.observation_size
     n = lanes * options.num_envs
-    simulator = _simulator(config, parts, n, share=options.exploring_share, episode_length=pretrain.UNLIMITED)
+    simulator = simulation_value.wide_simulator(parts.task, options, lanes, backend="mjx")
     hold = functools.partial(branch, simulator, horizon=options.horizon, gamma=config.gamma)
     actions = _float((options.candidates, n, parts.task.action_size))
     env = _split(mesh, _abstract(simulator.reset, _key()))
-    improve = functools.partial(pretrain.improve_value, config=config.pretrain, modules=parts.networks)
+    improve = functools.partial(
+        simulation_value.improve_value, config=config.pretrain, modules=parts.networks
+    )
     m = (lanes, options.sweeps * options.steps * options.num_envs)
     each = (*m, options.candidates)
     tried = value_improvement.Alternatives(

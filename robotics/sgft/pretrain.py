@@ -5,7 +5,6 @@ Lanes are seeds: every seed has its own simulation stage, all of them run side b
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -20,32 +19,24 @@ from ml_collections import ConfigDict
 
 from core import mesh as meshes
 from core import sim
-from core.rl import normalize, ppo
+from core.rl import ppo
 from core.rl.networks import Actor, Value, ValueEnsemble
 from core.rl.replay import Transition
-from core.sim.branch import branch
 from core.sim.drive import drive
 from core.sim.pure import PureSimulator
-from core.sim.task import Task
-from robotics.sgft import value_improvement, value_refit
-from robotics.sgft.source import Experience, Networks, Source, policy_action, sim_value
-from robotics.sgft.value_improvement import Alternatives
+from core.sim.task import Task, with_exploring_starts
+from robotics.sgft import simulation_value
+from robotics.sgft.source import Experience, Networks, Source, lane_policy, sim_value
 
 __all__ = [
     "blank_source",
     "evaluate_policy",
     "fit",
-    "improve_value",
-    "lane_policy",
     "lane_sharding",
     "networks",
     "ppo_config",
     "ppo_iteration",
-    "refit_value",
-    "with_exploring_starts",
 ]
-
-UNLIMITED = 1 << 30
 
 
 def networks(config: ConfigDict, action_size: int) -> Networks:
@@ -59,18 +50,6 @@ def ppo_config(config: ConfigDict, modules: Networks) -> ppo.Config:
     """PPO's static part: pi_sim's network, a critic of the policy's size, epochs and minibatches."""
     critic = Value(tuple(config.actor_features), nn.tanh)
     return ppo.Config(modules.actor, critic, epochs=config.epochs, minibatches=config.minibatches)
-
-
-def with_exploring_starts(task: Task, share: float, *, episode_length: int | None = None) -> Task:
-    """The task with a `share` of its episodes starting from its `exploring_reset` instead."""
-    nominal, exploring = task.reset, task.exploring_reset
-
-    def reset(key, gap):
-        choice, key = jax.random.split(key)
-        explore = jax.random.uniform(choice) < share
-        return jax.tree.map(lambda a, b: jnp.where(explore, a, b), exploring(key, gap), nominal(key, gap))
-
-    return dataclasses.replace(task, reset=reset, episode_length=episode_length or task.episode_length)
 
 
 def lane_sharding(mesh: Mesh, leaf: Any, *, env_axis: int | None = None) -> NamedSharding:
@@ -189,18 +168,6 @@ def _train_policy(task, config, modules, seeds, backend, run):
     return training.ppo
 
 
-def lane_policy(modules):
-    """pi_sim of every lane on `[L * N, O]` observations."""
-
-    def act(source, observation):
-        lanes = source.gamma.shape[0]
-        by_lane = observation.reshape(lanes, -1, observation.shape[-1])
-        action = jax.vmap(functools.partial(policy_action, networks=modules))(source, by_lane)
-        return action.reshape(observation.shape[0], -1)
-
-    return act
-
-
 def blank_source(task, config, modules, state, lanes):
     """A Source `[L, ..]` with pi_sim of PPO's `state`, and zeros where later stages put V_sim and D_sim."""
     observation = jnp.zeros((1, task.observation_size))
@@ -227,178 +194,18 @@ def blank_source(task, config, modules, state, lanes):
     return source, {f"simulation_{key}": zeros(lanes) for key in measured}
 
 
-def refit_targets(observation, reward, terminated, tail, start, *, gamma, keep):
-    """What V_sim of one lane is fitted to, from disturbed rollouts of pi_sim; pure, jit-able.
-
-    Args:
-      observation, reward, terminated: `[T, N, ...]`; tail: `[N]`, the value of the state after them.
-      start: `[N]`, the first undisturbed step of each rollout.
-      gamma: discount. keep: how many states from `start` on.
-
-    Returns:
-      value_refit.Targets.
-    """
-    return value_refit.monte_carlo_targets(
-        observation, reward, terminated, tail, start, gamma=gamma, keep=keep
-    )
-
-
-def refit_value(key, targets, *, config, modules):
-    """V_sim of one lane from its Targets `[M]`; returns as value_refit.fit. Pure, jit-able."""
-    return value_refit.fit(
-        key,
-        targets.observation,
-        targets.value,
-        network=modules.value,
-        epochs=config.refit.epochs,
-        batch=config.refit.batch,
-        lr=config.refit.lr,
-    )
-
-
-def _wide_simulator(task, options, lanes, backend):
-    wide = with_exploring_starts(task, options.exploring_share, episode_length=UNLIMITED)
-    return sim.make(wide, lanes * options.num_envs, backend=backend, gaps=dict(task.randomisation))
-
-
-def _by_lane(x, lanes):
-    """`[T, L * N, ...]` -> `[L, T, N, ...]`."""
-    x = jnp.asarray(x)
-    return jnp.moveaxis(x.reshape(x.shape[0], lanes, -1, *x.shape[2:]), 1, 0)
-
-
-def _refit(task, config, modules, state, source, backend, key, run):
-    """V_sim as pi_sim's own value: fitted to returns of disturbed rollouts, which PPO's critic closes."""
-    lanes, options = source.gamma.shape[0], config.refit
-    rollout_key, fit_key = jax.random.split(key)
-    critic = ppo_config(config, modules).value
-    simulator = _wide_simulator(task, options, lanes, backend)
-    policy = value_refit.make_policy(lane_policy(modules))
-    make = jax.jit(jax.vmap(functools.partial(refit_targets, gamma=task.gamma, keep=options.keep)))
-    tail = jax.jit(jax.vmap(lambda p, stats, x: critic.apply(p, normalize.apply(stats, x))))
-
-    def one_round(key):
-        reset_key, disturb_key, drive_key = jax.random.split(key, 3)
-        disturbance = value_refit.init_disturbance(
-            disturb_key,
-            lanes * options.num_envs,
-            task.action_size,
-            longest=options.disturbed_steps,
-            largest=options.largest_offset,
-        )
-        length = options.disturbed_steps + options.horizon
-        carry = (source, disturbance)
-        _, _, steps = drive(simulator, simulator.reset(reset_key), policy, carry, drive_key, length=length)
-        by_lane = functools.partial(_by_lane, lanes=lanes)
-        last = by_lane(steps.final_observation[-1:])[:, 0]
-        return make(
-            *map(by_lane, (steps.observation, steps.reward, steps.terminated)),
-            tail(state.value, source.stats, last),
-            disturbance.remaining.reshape(lanes, -1),
-        )
-
-    with run.progress(options.rounds, "rollouts for V_sim") as tracker:
-        found = []
-        for round_key in jax.random.split(rollout_key, options.rounds):
-            found.append(one_round(round_key))
-            tracker.advance()
-    targets = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
-    fit_value = jax.jit(jax.vmap(functools.partial(refit_value, config=config, modules=modules)))
-    value, offset, scale, metrics = fit_value(jax.random.split(fit_key, lanes), targets)
-    run.log(0, jax.tree.map(jnp.mean, metrics), group="simulation_value")
-    return source.replace(value=value, value_offset=offset, value_scale=scale), metrics
-
-
-def improve_value(key, source, alternatives, *, config, modules):
-    """V_sim of one lane from its Alternatives `[M, ...]`; returns as value_improvement.improve."""
-    return value_improvement.improve(
-        key,
-        source.value,
-        alternatives,
-        network=modules.value,
-        offset=source.value_offset,
-        scale=source.value_scale,
-        updates=config.improve.updates,
-        batch=config.improve.batch,
-        lr=config.improve.lr,
-        tau=config.improve.tau,
-    )
-
-
-def _improve(task, config, modules, source, backend, key, run):
-    """V_sim as the best policy's value: sweeps of planning on it in simulation, then value iteration.
-
-    The planner tries every candidate in the simulator itself; V_sim is fitted to all that was tried, in just
-    the states that planning on V_sim leads to.
-    """
-    lanes, options = source.gamma.shape[0], config.improve
-    simulator = _wide_simulator(task, options, lanes, backend)
-    improve = jax.jit(jax.vmap(functools.partial(improve_value, config=config, modules=modules)))
-    tried, metrics = [], {}
-    with run.progress(options.sweeps * options.steps, "planning in simulation") as tracker:
-        for sweep in range(options.sweeps):
-            play_key, fit_key = jax.random.split(jax.random.fold_in(key, sweep))
-            tried += _play_planner(task, options, modules, source, simulator, play_key, tracker)
-            alternatives = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *tried)
-            value, metrics = improve(jax.random.split(fit_key, lanes), source, alternatives)
-            source = source.replace(value=value)
-            run.log(sweep, jax.tree.map(jnp.mean, metrics), group="simulation_value")
-    return source, metrics
-
-
-def _play_planner(task, options, modules, source, simulator, key, tracker):
-    """What the planner tried in `options.steps` steps of L * N environments: Alternatives `[L, N, ..]` each.
-
-    It plays the best candidate, or, for `options.exploring` of the time and on, a random one.
-    """
-    lanes, n = source.gamma.shape[0], simulator.num_envs
-    reset_key, play_key = jax.random.split(key)
-    choose = _chooser(modules, options.exploring)
-    env = simulator.reset(reset_key)
-    held = jnp.zeros((n, task.action_size)), jnp.zeros(n, bool)
-    tried = []
-    for step_key in jax.random.split(play_key, options.steps):
-        action_key, choice_key = jax.random.split(step_key)
-        shape = (options.candidates, n, task.action_size)
-        # A little beyond the limits, then clipped: the best action is often the strongest.
-        actions = jnp.clip(1.2 * jax.random.uniform(action_key, shape, minval=-1.0, maxval=1.0), -1.0, 1.0)
-        found = branch(simulator, env, np.asarray(actions), horizon=options.horizon, gamma=task.gamma)
-        leaves = (env.observation, *found)
-        rows = Alternatives(*(jnp.asarray(x).reshape(lanes, -1, *x.shape[1:]) for x in leaves))
-        held = choose(source, rows, actions, held, choice_key)
-        env = simulator.auto_reset_step(env, np.asarray(held[0]))
-        tried.append(rows)
-        tracker.advance()
-    return tried
-
-
-@functools.lru_cache(maxsize=8)
-def _chooser(modules, exploring):
-    @jax.jit
-    def choose(source, rows, actions, held, key):
-        previous, was_random = held
-        values = jax.vmap(functools.partial(sim_value, networks=modules))(source, rows.reached)
-        best = jnp.argmax(rows.earned + rows.discount * values, axis=-1).reshape(-1)
-        index = jnp.arange(best.shape[0])
-        begin_key, on_key = jax.random.split(key)
-        # Candidates come in no order: the first is a random one.
-        begins = jax.random.bernoulli(begin_key, exploring, best.shape)
-        goes_on = was_random & jax.random.bernoulli(on_key, 0.5, best.shape)
-        fresh = actions[jnp.where(begins, 0, best), index]
-        return jnp.where(goes_on[:, None], previous, fresh), begins | goes_on
-
-    return choose
-
-
 def _finish(task, config, modules, state, stage, seeds, backend, run):
     """Refits V_sim, gathers D_sim and scores pi_sim in its own simulator."""
     source, _ = stage
     lanes = len(seeds)
     key = jax.random.fold_in(jax.random.key(seeds[0]), 1)
     refit_key, improve_key, data_key, score_key = jax.random.split(key, 4)
-    source, metrics = _refit(task, config, modules, state, source, backend, refit_key, run)
+    critic = ppo_config(config, modules).value
+    source, metrics = simulation_value.refit(
+        task, config, modules, critic, state, source, backend, refit_key, run
+    )
     if config.improve.sweeps:
-        source, improved = _improve(task, config, modules, source, backend, improve_key, run)
+        source, improved = simulation_value.improve(task, config, modules, source, backend, improve_key, run)
         metrics |= improved
     transitions = _simulated_transitions(task, config, modules, source, lanes, backend, data_key)
     values = jax.jit(jax.vmap(functools.partial(sim_value, networks=modules)))

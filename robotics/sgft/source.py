@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,17 @@ from core.rl.networks import Actor, ValueEnsemble
 from core.rl.replay import Transition
 from core.weights import load_npz, save_npz
 
-__all__ = ["Experience", "Networks", "Source", "check_transfer", "load", "policy_action", "save", "sim_value"]
+__all__ = [
+    "Experience",
+    "Networks",
+    "Source",
+    "check_transfer",
+    "lane_policy",
+    "load",
+    "policy_action",
+    "save",
+    "sim_value",
+]
 
 Array = jax.Array
 
@@ -74,6 +86,18 @@ def policy_action(source: Source, observation: Array, *, networks: Networks) -> 
     """pi_sim's deterministic action `[..., A]` in [-1, 1] at observations `[..., O]`."""
     mean, _ = networks.actor.apply(source.actor, normalize.apply(source.stats, observation))
     return distributions.mode(mean)
+
+
+def lane_policy(networks: Networks) -> Callable:
+    """pi_sim of every lane: `(source, observation [L * N, O]) -> action [L * N, A]`, lane after lane."""
+
+    def act(source: Source, observation: Array) -> Array:
+        lanes = source.gamma.shape[0]
+        by_lane = observation.reshape(lanes, -1, observation.shape[-1])
+        action = jax.vmap(functools.partial(policy_action, networks=networks))(source, by_lane)
+        return action.reshape(observation.shape[0], -1)
+
+    return act
 
 
 def check_transfer(*, value_gamma: float, gamma: float, value_size: int, observation_size: int) -> None:

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from core.nn import split_members
-from core.rl.networks import Actor, Critic, Value, add_steps_to_go, apply_critic, reset_log_std
+from core.rl.networks import (
+    Actor,
+    Critic,
+    Value,
+    ValueEnsemble,
+    add_steps_to_go,
+    apply_critic,
+    reset_log_std,
+)
 from tests.core.modules import run, start
 
 OBSERVATION = jax.random.normal(jax.random.key(0), (5, 3))
@@ -83,3 +91,14 @@ def test_members_one_by_one_give_the_numbers_of_the_stacked_critic():
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+def test_members_of_a_value_ensemble_are_values_of_their_own():
+    ensemble = ValueEnsemble(3, (8,))
+    params = start(ensemble, OBSERVATION)
+    values = run(ensemble, params, jnp.stack([OBSERVATION, OBSERVATION]))
+    assert values.shape == (3, 2, 5)
+    assert np.std(values[:, 0], axis=0).min() > 0
+    gradient = jax.grad(lambda p: run(ensemble, p, OBSERVATION)[1].sum())(params)
+    for leaf in jax.tree.leaves(gradient):
+        assert (leaf[0] == 0).all() and (leaf[2] == 0).all()

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 from core.rl import ppo
 from core.rl.networks import Actor, Value
 from core.sim.pure import PureSimulator
+from core.sim.task import with_exploring_starts
 from robotics.sgft import pretrain
 from robotics.sgft.tasks import puck_push
 from robotics.sgft.tasks.closed_form import ClosedFormPuck
@@ -119,23 +120,9 @@ def test_evaluation_counts_the_first_episode_of_each_environment():
 
 
 def test_exploring_starts_are_as_frequent_as_they_say():
-    task = pretrain.with_exploring_starts(puck_push.TASK, 0.3, episode_length=7)
+    task = with_exploring_starts(puck_push.TASK, 0.3, episode_length=7)
     gap = puck_push.GAPS["none"]
     qpos, _ = jax.vmap(lambda key: task.reset(key, gap))(jax.random.split(jax.random.key(1), 4000))
     nominal = np.isclose(np.linalg.norm(qpos[:, 2:], axis=1), 0.6, atol=1e-4)
     np.testing.assert_allclose(1 - nominal.mean(), 0.3, atol=0.03)
     assert task.episode_length == 7 and puck_push.TASK.episode_length == 40
-
-
-def test_targets_of_the_refit_are_closed_by_the_tail():
-    targets = pretrain.refit_targets(
-        jnp.full((3, 5, 8), 3.0),
-        jnp.zeros((3, 5)),
-        jnp.zeros((3, 5), bool),
-        jnp.full(5, 8.0),
-        jnp.array([0, 0, 1, 1, 2]),
-        gamma=0.5,
-        keep=1,
-    )
-    np.testing.assert_array_equal(targets.observation, np.full((5, 8), 3.0))
-    np.testing.assert_allclose(targets.value, [1.0, 1.0, 2.0, 2.0, 4.0], rtol=1e-6)

@@ -1,0 +1,57 @@
+"""The whole experiment as a user starts it: a smoke run, its evaluation, and the policy it deploys."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import core.run
+from core import export
+from tests.house import ROOT
+
+
+def launch(*arguments):
+    command = [sys.executable, str(ROOT / "launch.py"), *arguments]
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("smoke") / "sgft"
+    result = launch("--config=configs/sgft.py:smoke", f"--workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+def test_a_smoke_run_leaves_its_files_and_nothing_beside_them(workdir):
+    names = {path.name for path in workdir.iterdir()}
+    assert {"config.json", "metrics.jsonl", "summary.json", "report.html", "figures"} <= names
+    assert [path.name for path in workdir.parent.iterdir()] == ["sgft"]
+    assert not (ROOT / "results" / "sgft.smoke.json").exists()
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["variant"] == "smoke" and summary["status"] == "done" and summary["seeds"] == [0]
+    metrics = summary["metrics"]
+    assert {"zero_shot/return", "sgft_mb/final_return", "sgft_sac/final_return"} <= set(metrics)
+    for name in ("success_against_real_steps", "rollout_sgft_mb", "rollout_zero_shot"):
+        assert (workdir / "figures" / f"{name}.png").stat().st_size > 5000
+
+
+def test_its_evaluation_plays_what_was_learned(workdir):
+    result = launch(f"--workdir={workdir}", "--mode=eval")
+    assert result.returncode == 0, result.stderr
+    metrics = json.loads((workdir / "eval.json").read_text())["metrics"]
+    assert set(metrics) == {"sgft_mb", "sgft_sac"}
+    assert all(np.isfinite(measured["return"]).all() for measured in metrics.values())
+
+
+def test_the_deployed_policy_runs_without_the_training_code(workdir, tmp_path):
+    params, apply = core.run.load(workdir)[1:]
+    core.run.export(workdir, tmp_path / "policy")
+    observation = np.linspace(-1, 1, 8, dtype=np.float32)[None]
+    action = export.load(tmp_path / "policy")(observation)
+    assert action.shape == (1, 2) and (np.abs(action) <= 1).all()
+    np.testing.assert_allclose(action, apply(params, observation), atol=1e-5)
