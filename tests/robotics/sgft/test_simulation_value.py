@@ -1,4 +1,4 @@
-"""What the planner plays in simulation while V_sim is improved: the best action, or random ones for a while."""
+"""What the planner plays in simulation while V_sim is improved: the best action, or a random one."""
 
 import functools
 

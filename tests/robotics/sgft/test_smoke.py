@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import core.run
 from core import export
-from tests.house import ROOT
+
+ROOT = Path(__file__).parents[3]
 
 
 def launch(*arguments):
