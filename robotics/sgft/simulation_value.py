@@ -39,7 +39,10 @@ def refit_value(key, targets, *, config, modules):
 
 
 def wide_simulator(task, options, lanes, *, backend):
-    """L * N randomised environments without a time limit, a share of which starts anywhere."""
+    """`lanes * options.num_envs` randomised environments without a time limit; a share starts anywhere.
+
+    The simulator is of core.sim, its observations `[L * N, O]` lane after lane.
+    """
     wide = with_exploring_starts(task, options.exploring_share, episode_length=UNLIMITED)
     return sim.make(wide, lanes * options.num_envs, backend=backend, gaps=dict(task.randomisation))
 
@@ -51,7 +54,11 @@ def _by_lane(x, lanes):
 
 
 def refit(task, config, modules, critic, state, source, backend, key, run):
-    """V_sim as pi_sim's own value: fitted to returns of disturbed rollouts, which PPO's critic closes."""
+    """V_sim as pi_sim's own value: fitted to returns of disturbed rollouts, which PPO's critic closes.
+
+    `source`, with a lane axis `[L, ...]`, has pi_sim; `state` is PPO's, `critic` its value network. Returns
+    (source with V_sim, metrics `[L]`).
+    """
     lanes, options = source.gamma.shape[0], config.refit
     rollout_key, fit_key = jax.random.split(key)
     simulator = wide_simulator(task, options, lanes, backend=backend)
@@ -113,7 +120,7 @@ def improve(task, config, modules, source, backend, key, run):
     """V_sim as the best policy's value: sweeps of planning on it in simulation, then value iteration.
 
     The planner tries every candidate in the simulator itself; V_sim is fitted to all that was tried, in just
-    the states that planning on V_sim leads to.
+    the states that planning on V_sim leads to. Returns (source `[L, ...]` with the new V_sim, metrics `[L]`).
     """
     lanes, options = source.gamma.shape[0], config.improve
     simulator = wide_simulator(task, options, lanes, backend=backend)

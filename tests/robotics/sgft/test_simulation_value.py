@@ -37,7 +37,7 @@ def test_without_exploring_each_lane_plays_what_its_own_v_sim_prefers(source, ne
     rows = tried()
     values = jax.vmap(functools.partial(sim_value, networks=networks))(source, rows.reached)
     best = np.argmax(rows.earned + 0.9 * values, axis=-1).reshape(-1)
-    assert len(set(best)) == CANDIDATES
+    assert len(np.unique(best)) == CANDIDATES
     action, at_random = choose(source, networks, exploring=0.0, was_random=False)
     np.testing.assert_array_equal(action, np.asarray(ACTIONS)[best, np.arange(ALL)])
     assert not at_random.any()
