@@ -10,7 +10,7 @@ from core import stats
 from core.rl import evaluate
 from core.summary import Claim
 
-__all__ = ["Learned", "measure", "summarise"]
+__all__ = ["Learned", "as_csv", "measure", "summarise"]
 
 
 class Learned(NamedTuple):
@@ -45,6 +45,16 @@ def measure(curves: dict[str, Learned], zero_shot_return: np.ndarray, *, thresho
             zero_shot_return=zero_shot_return[:lanes],
         )
     return numbers
+
+
+def as_csv(curves: dict[str, Learned], seeds: list[int]) -> str:
+    """All evaluations as text, a row each, with the return under the name `reward`."""
+    rows = ["method,step,episode,seconds,reward,success,seed"]
+    for name, curve in curves.items():
+        for returns, success, seed in zip(curve.returns, curve.success, seeds):
+            points = zip(curve.steps, curve.episodes, curve.seconds, returns, success)
+            rows += [f"{name},{','.join(f'{x:g}' for x in point)},{seed}" for point in points]
+    return "\n".join(rows) + "\n"
 
 
 def summarise(numbers: dict[str, Any], curves: dict[str, Learned], *, level: float = 0.95) -> list[Claim]:

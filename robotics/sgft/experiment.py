@@ -11,10 +11,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from core import figures
+from core.files import write_bytes
 from core.run import Run
 from core.sim import NativeSimulator, Solver, render
-from robotics.sgft import checks, claims, finetune, methods, pretrain, tabular_figures
-from robotics.sgft.source import Source, policy_action, sim_value
+from robotics.sgft import checks, claims, finetune, methods, pretrain, tabular_figures, transfer
+from robotics.sgft.source import Source, lane_policy, policy_action, save, sim_value
 
 __all__ = ["evaluate", "example", "functions", "load", "run", "validate"]
 
@@ -44,6 +45,7 @@ def run(config: ConfigDict, run: Run) -> dict[str, Any]:
         states[name] = _finetune(name, settings, config, parts, source, run)
         curves[name] = _learned(states[name], settings)
     numbers.update(claims.measure(curves, zero_shot, threshold=config.threshold))
+    _keep(config, parts, source, curves, run)
     _figures(config, parts, source, states, curves, numbers, run)
     run.summary(claims=claims.summarise(numbers, curves), metrics=numbers, seeds=parts.seeds)
     return numbers
@@ -131,18 +133,32 @@ def _values(value):
 
 
 def _zero_shot(config, parts, source):
-    """pi_sim on the real robot, and how well V_sim foretells what it earns there."""
+    """pi_sim on the real robot, and what V_sim is worth there: foresight, and whether actions raise it."""
     lanes = len(parts.seeds)
-    act = functools.partial(policy_action, networks=parts.networks)
-
-    def policy(source, observation, key):
-        by_lane = observation.reshape(lanes, -1, observation.shape[-1])
-        return source, jax.vmap(act)(source, by_lane).reshape(observation.shape[0], -1)
-
+    act = lane_policy(parts.networks)
+    value = functools.partial(sim_value, networks=parts.networks)
     robot = _robot(config, parts, lanes * config.evaluation.episodes)
     key = jax.random.fold_in(jax.random.key(config.seed), 3)
-    success, returns = pretrain.evaluate_policy(robot, policy, source, key, lanes=lanes)
-    return returns, {"zero_shot/success": success, "zero_shot/return": returns}
+    success, returns = pretrain.evaluate_policy(
+        robot, lambda source, x, key: (source, act(source, x)), source, key, lanes=lanes
+    )
+    correlation, share = transfer.value_transfer(
+        robot, jax.jit(act), _values(value), source, key, lanes=lanes
+    )
+    return returns, {
+        "zero_shot/success": success,
+        "zero_shot/return": returns,
+        "zero_shot/value_correlation": correlation,
+        "zero_shot/improvable_share": share,
+    }
+
+
+def _keep(config, parts, source, curves, run):
+    """What others may want to go on from: pi_sim and V_sim of each seed, and all learning curves."""
+    for i, seed in enumerate(parts.seeds):
+        lane = jax.tree.map(lambda leaf, i=i: leaf[i], source.replace(simulated=None))
+        save(run.workdir / "simulation" / f"seed{seed}.npz", lane, reward=parts.task.name)
+    write_bytes(run.workdir / "curves.csv", claims.as_csv(curves, parts.seeds).encode())
 
 
 def _learned(state, settings) -> claims.Learned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from core.errors import UserError
 from core.rl import distributions, normalize
@@ -114,16 +116,19 @@ def check_transfer(*, value_gamma: float, gamma: float, value_size: int, observa
         )
 
 
-def save(path: Path, source: Source) -> None:
-    """Writes pi_sim and V_sim of one lane as .npz, with all that makes them: obs_stats and gamma."""
-    save_npz(path, _stored(source))
+def save(path: Path, source: Source, *, reward: str) -> None:
+    """Writes pi_sim and V_sim of one lane as .npz, with all that makes them: obs_stats, gamma and reward.
+
+    `reward` names the reward that V_sim was trained with, such as the name of the task.
+    """
+    save_npz(path, _stored(source) | {"reward_id": _reward_id(reward)})
 
 
-def load(path: Path, *, networks: Networks, observation_size: int, gamma: float) -> Source:
-    """Reads what `save` wrote, for a task with that observation and discount; no D_sim comes with it.
+def load(path: Path, *, networks: Networks, observation_size: int, gamma: float, reward: str) -> Source:
+    """Reads what `save` wrote, for a task with that observation, discount and reward; no D_sim comes with it.
 
     Raises UserError where something is missing (obs_stats, say: without them pi_sim is another function), the
-    observation has another size, or V_sim was trained with another gamma.
+    observation has another size, or V_sim was trained with another gamma or reward.
     """
 
     def blank():
@@ -132,7 +137,12 @@ def load(path: Path, *, networks: Networks, observation_size: int, gamma: float)
         number = jnp.float32(0)
         return Source(actor, value, number, number, normalize.init(observation_size), number, None)
 
-    stored = load_npz(path, jax.eval_shape(lambda: _stored(blank())))
+    like = jax.eval_shape(lambda: _stored(blank())) | {"reward_id": _reward_id(reward)}
+    stored = load_npz(path, like)
+    if stored.pop("reward_id") != _reward_id(reward):
+        raise UserError(
+            f"{path}: V_sim was trained with another reward than {reward!r}: the shaping would be wrong"
+        )
     check_transfer(
         value_gamma=float(stored["gamma"]),
         gamma=gamma,
@@ -141,6 +151,10 @@ def load(path: Path, *, networks: Networks, observation_size: int, gamma: float)
     )
     names = {"policy": "actor", "obs_stats": "stats"}
     return Source(**{names.get(key, key): leaf for key, leaf in stored.items()}, simulated=None)
+
+
+def _reward_id(name):
+    return np.uint32(zlib.crc32(name.encode()))
 
 
 def _stored(source):

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 import core.run
+from core import config as configs
 from core import export
+from robotics.sgft import methods
+from robotics.sgft import source as sources
+from robotics.sgft.source import sim_value
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,10 +40,31 @@ def test_a_smoke_run_leaves_its_files_and_nothing_beside_them(workdir):
     assert not (ROOT / "results" / "sgft.smoke.json").exists()
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["variant"] == "smoke" and summary["status"] == "done" and summary["seeds"] == [0]
+    rows = (workdir / "curves.csv").read_text().splitlines()
+    assert rows[0] == "method,step,episode,seconds,reward,success,seed"
+    assert [row.split(",")[:2] for row in rows[1:4]] == [
+        ["sgft_mb", "0"],
+        ["sgft_mb", "20"],
+        ["sgft_mb", "40"],
+    ]
     metrics = summary["metrics"]
     assert {"zero_shot/return", "sgft_mb/final_return", "sgft_sac/final_return"} <= set(metrics)
     for name in ("success_against_real_steps", "rollout_sgft_mb", "rollout_zero_shot"):
         assert (workdir / "figures" / f"{name}.png").stat().st_size > 5000
+
+
+def test_what_was_learned_in_simulation_is_there_to_take_along(workdir):
+    config = configs.recorded(workdir).config
+    parts = methods.make(config)
+    source = sources.load(
+        workdir / "simulation" / "seed0.npz",
+        networks=parts.networks,
+        observation_size=8,
+        gamma=0.97,
+        reward="puck_push",
+    )
+    values = sim_value(source, np.zeros((3, 8), np.float32), networks=parts.networks)
+    assert values.shape == (3,) and np.isfinite(values).all()
 
 
 def test_its_evaluation_plays_what_was_learned(workdir):

@@ -13,7 +13,7 @@ from robotics.sgft import source as sources
 from robotics.sgft.source import check_transfer, policy_action, sim_value
 
 
-def test_v_sim_sees_normalised_observations_and_is_scaled_back(source, networks, lane, experience):
+def test_v_sim_sees_observations_as_they_are_and_is_scaled_back(source, networks, lane, experience):
     one, observation = lane(source), experience.transition.observation[0]
     raw = networks.value.apply(one.value, observation).mean(axis=0)
     np.testing.assert_allclose(sim_value(one, observation, networks=networks), 0.5 + 2.0 * raw, rtol=1e-6)
@@ -46,12 +46,14 @@ def test_another_discount_or_observation_is_refused():
 
 @pytest.fixture
 def stored(source, lane, tmp_path):
-    sources.save(tmp_path / "simulation.npz", lane(source))
+    sources.save(tmp_path / "simulation.npz", lane(source), reward="push")
     return tmp_path / "simulation.npz"
 
 
 def read(path, networks, **changes):
-    return sources.load(path, **{"networks": networks, "observation_size": 8, "gamma": 0.97, **changes})
+    return sources.load(
+        path, **{"networks": networks, "observation_size": 8, "gamma": 0.97, "reward": "push", **changes}
+    )
 
 
 def test_a_file_keeps_all_that_makes_the_potential(stored, source, lane, networks):
@@ -63,6 +65,8 @@ def test_a_file_that_does_not_fit_is_refused(stored, networks):
         read(stored, networks, gamma=0.9)
     with pytest.raises(UserError, match=r"obs_stats/mean is float32\[8\] in the file and float32\[5\] in"):
         read(stored, networks, observation_size=5)
+    with pytest.raises(UserError, match=r"trained with another reward than 'pull': the shaping would be"):
+        read(stored, networks, reward="pull")
     with np.load(stored) as file:
         kept = {name: file[name] for name in file.files if not name.startswith("obs_stats")}
     np.savez(stored, **kept)
