@@ -35,7 +35,7 @@ def model_based(**changes):
     agent.hidden = (128, 128)  # widths of a member
     agent.adapter = (32,)  # widths of the network that turns real actions into simulated ones; () has none
     agent.probabilistic = False  # predict a variance too, and train by likelihood
-    agent.pretrain_updates = 2400  # on simulated transitions, before the first real step
+    agent.pretrain_updates = 10_000  # on simulated transitions, before the first real step
     agent.pretrain_batch = 256
     agent.updates = 300  # of the model after each block of real steps
     agent.real_batch = 128  # real transitions in a batch
@@ -127,11 +127,11 @@ def get_config(variant="small"):
 
     agents = config.agents = ConfigDict()
     agents.sgft_mb = model_based()
-    agents.sac_finetune = model_free()
-    agents.sgft_sac = model_free(horizon=3, shaping=True, prefit_updates=2000)
+    agents.sac_finetune = model_free(prefit_updates=10_000)
+    agents.sgft_sac = model_free(horizon=10, shaping=True, prefit_updates=10_000)
     agents.sgft_mb_no_value = model_based(use_value=False, seeds=2)
     agents.sac_scratch = model_free(start="random", warmup_steps=0, seeds=2)
-    agents.pbrs_sac = model_free(shaping=True, prefit_updates=2000, seeds=2)
+    agents.pbrs_sac = model_free(shaping=True, prefit_updates=10_000, seeds=2)
     agents.rlpd = model_free(start="random", prior_share=0.5, warmup_steps=0, seeds=2)
     config.deploy = "sgft_mb"  # the agent that load and export give
 
@@ -144,12 +144,13 @@ def get_config(variant="small"):
         _full(config)
     if variant == "h_sweep":
         config.agents = ConfigDict()
-        for horizon in (1, 2, 3, 5):
-            config.agents[f"sgft_mb_h{horizon}"] = model_based(horizon=horizon)
+        for horizon in (1, 2, 3, 5, 10):
+            if horizon < 10:  # a plan holds one action, too coarse for a whole second
+                config.agents[f"sgft_mb_h{horizon}"] = model_based(horizon=horizon)
             config.agents[f"sgft_sac_h{horizon}"] = model_free(
-                horizon=horizon, shaping=True, prefit_updates=2000
+                horizon=horizon, shaping=True, prefit_updates=10_000
             )
-        config.agents.sac_finetune = model_free()
+        config.agents.sac_finetune = model_free(prefit_updates=10_000)
         config.deploy = "sgft_mb_h3"
     if variant == "baselines":
         for agent in config.agents.values():

@@ -41,9 +41,9 @@ class ModelBased:
     network: Dynamics
     members: int = 3
     horizon: int = 3
-    candidates: int = 256
+    candidates: int = 128
     use_value: bool = True
-    pretrain_updates: int = 2400
+    pretrain_updates: int = 10_000
     pretrain_batch: int = 256
     updates: int = 150
     real_batch: int = 128

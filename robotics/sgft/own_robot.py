@@ -39,13 +39,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "alpha": 0.002,
         "log_std": -1.2,
         "warmup_steps": 200,
-        "prefit_updates": 2000,
+        "prefit_updates": 10_000,
     },
     "model_based": {
         "members": 3,
         "hidden": (128, 128),
-        "candidates": 256,
-        "pretrain_updates": 2400,
+        "adapter": (32,),
+        "candidates": 128,
+        "pretrain_updates": 10_000,
         "pretrain_batch": 256,
         "updates": 150,
         "real_batch": 128,
@@ -178,7 +179,8 @@ def _model_based(policy, value, source, gamma, horizon, capacity, reward, chosen
             ) from error
     seen = jax.tree.map(lambda leaf: np.asarray(leaf[0]), source.simulated.transition)
     scale = np.maximum(np.std(seen.next_observation - seen.observation, axis=0), 1e-3)
-    network = Dynamics(tuple(scale.tolist()), tuple(chosen.pop("hidden")))
+    widths = {name: tuple(chosen.pop(name)) for name in ("hidden", "adapter")}
+    network = Dynamics(tuple(scale.tolist()), **widths)
     return model_based.make(
         model_based.ModelBased(network, horizon=horizon, capacity=capacity, **chosen),
         value=lambda source, observation: value(observation),

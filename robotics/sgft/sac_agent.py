@@ -4,7 +4,7 @@
 |------------------|--------|--------|----------------|-------------------------|
 | SGFT-SAC         | pi_sim | shaped | H (a window)   | to pre-fit the critic   |
 | PBRS-SAC         | pi_sim | shaped | infinite       | to pre-fit the critic   |
-| SAC fine-tuning  | pi_sim | raw    | infinite       | none (yet)              |
+| SAC fine-tuning  | pi_sim | raw    | infinite       | to pre-fit the critic   |
 | SAC from scratch | random | raw    | infinite       | none                    |
 | RLPD             | random | raw    | infinite       | half of every batch     |
 """
