@@ -37,7 +37,7 @@ def model_based(**changes):
     agent.probabilistic = False  # predict a variance too, and train by likelihood
     agent.pretrain_updates = 10_000  # on simulated transitions, before the first real step
     agent.pretrain_batch = 256
-    agent.updates = 300  # of the model after each block of real steps
+    agent.updates = 150  # of the model after each block of real steps
     agent.real_batch = 128  # real transitions in a batch
     agent.sim_batch = 128  # simulated transitions in a batch: without them the model forgets contact
     agent.lr = 1e-3  # Adam's step size for the model
