@@ -33,9 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("core").setLevel(logging.DEBUG if "--debug" in argv else logging.INFO)
     try:
-        return _main(argv)
+        code = _main(argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         return explain(error)
+    except BrokenPipeError:  # whoever reads stdout (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted; run the same command to go on from the last checkpoint", file=sys.stderr)
         return 130

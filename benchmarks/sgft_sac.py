@@ -150,7 +150,7 @@ def same_updates(problem: Problem, *, n: int = 8) -> float:
     rows = jax.vmap(lambda k: replay.sample(problem.replay, k, problem.batch).t)(
         jax.random.split(sample_key, n)
     )
-    draws = jax.device_get((rows, *sac._draw(draw_key, (n,), problem.batch, problem.config)))
+    draws = jax.device_get((rows, *sac.draw(draw_key, (n,), problem.batch, problem.config)))
     draws = [[None] * n if leaf is None else torch.tensor(np.array(leaf)) for leaf in draws]
 
     differences = []

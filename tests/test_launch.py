@@ -200,6 +200,12 @@ def test_help_lists_flags_and_config_keys(capsys):
     )
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    process = spawn(tmp_path / "w", "--help_config")
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 0
+
+
 def test_a_loss_that_is_not_finite_ends_with_3(tmp_path, capsys):
     assert launch.main([f"{CONFIG}:nan", f"--workdir={tmp_path / 'w'}"]) == 3
     assert re.search(r"train/loss is \S+ at step \d+; last good checkpoint: .*/moments/4", errors(capsys)[0])

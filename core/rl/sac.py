@@ -31,6 +31,7 @@ __all__ = [
     "bellman_target",
     "critic_loss",
     "critic_target",
+    "draw",
     "init",
     "temperature_loss",
     "update",
@@ -263,8 +264,12 @@ def temperature_loss(log_alpha: Array, log_prob: Array, target_entropy: Array | 
     return -log_alpha * jnp.mean(jax.lax.stop_gradient(log_prob) + target_entropy)
 
 
-def _draw(key: Array, lead: tuple[int, ...], batch_size: int, config: Config) -> Draws:
-    """Random numbers for `lead` updates at once: one generator call is cheaper than one per scan step."""
+def draw(key: Array, lead: tuple[int, ...], batch_size: int, config: Config) -> Draws:
+    """Random numbers of `lead` updates at once, which is cheaper than one generator call per scan step.
+
+    Returns Draws of `[*lead, B, A]` noise and, where `subset` is smaller than the ensemble, `[*lead, subset]`
+    members.
+    """
     noise_key, member_key = jax.random.split(key)
     noise = jax.random.normal(noise_key, (*lead, 2, batch_size, config.actor.action_size))
     members = None
@@ -320,7 +325,7 @@ def update(
     state: SACState, batch: Batch, key: Array, hyper: Hyper, *, config: Config
 ) -> tuple[SACState, dict[str, Array]]:
     """One critic update, then one actor and temperature update, on `batch` `[B]`; metrics are `[]`."""
-    draws = _draw(key, (), batch.reward.shape[0], config)
+    draws = draw(key, (), batch.reward.shape[0], config)
     state, critic_metrics = _critic_step(state, batch, draws, hyper, config)
     state, policy_metrics = _policy_step(state, batch, draws.noise, hyper, config)
     return state, critic_metrics | policy_metrics
@@ -352,7 +357,7 @@ def update_block(
         raise UserError(f"a block of {n} critic updates is not a multiple of policy_delay={policy_delay}")
     sample_key, draw_key = jax.random.split(key)
     batches = jax.vmap(sample)(jax.random.split(sample_key, n))
-    draws = _draw(draw_key, (n,), batches.reward.shape[1], config)
+    draws = draw(draw_key, (n,), batches.reward.shape[1], config)
     xs = jax.tree.map(lambda x: x.reshape(n // delay, delay, *x.shape[1:]), (batches, draws))
 
     def critic_step(state, x):

@@ -212,7 +212,7 @@ def test_one_update_is_adam_on_the_losses(sac_state, batch, sac_config, update):
 
     @jax.jit
     def by_hand(state):
-        draws = sac._draw(key, (), 16, sac_config)
+        draws = sac.draw(key, (), 16, sac_config)
         y = sac.critic_target(
             state.target, state.actor, state.log_alpha, batch, draws, HYPER, config=sac_config
         )
@@ -290,7 +290,7 @@ def test_a_block_is_its_updates_in_a_row(sac_state, batch, sac_config, block):
     @jax.jit
     def in_a_row(state):
         sample_key, draw_key = jax.random.split(key)
-        draws = sac._draw(draw_key, (2,), 8, sac_config)
+        draws = sac.draw(draw_key, (2,), 8, sac_config)
         for i, k in enumerate(jax.random.split(sample_key, 2)):
             rows, draw = batch_rows(batch, k), jax.tree.map(operator.itemgetter(i), draws)
             state, _ = sac._critic_step(state, rows, draw, HYPER, sac_config)
@@ -319,7 +319,7 @@ def test_mistakes_are_named(sac_state, block, sac_config):
 
 
 def test_members_of_the_target_subset_are_distinct_and_vary(sac_config):
-    members = np.sort(sac._draw(jax.random.key(0), (300,), 4, sac_config).members, axis=1)
+    members = np.sort(sac.draw(jax.random.key(0), (300,), 4, sac_config).members, axis=1)
     pairs, counts = np.unique(members, axis=0, return_counts=True)
     np.testing.assert_array_equal(pairs, [[0, 1], [0, 2], [1, 2]])
     assert counts.min() > 70
