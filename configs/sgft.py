@@ -28,7 +28,7 @@ def model_based(**changes):
     agent.kind = "model_based"
     agent.seeds = 5
     agent.steps = 1600
-    agent.horizon = 3  # H: model steps of a plan, all with the same action; V_sim closes it
+    agent.horizon = 2  # H: model steps of a plan, all with the same action; V_sim closes it
     agent.use_value = True  # False plans on rewards alone
     agent.candidates = 128  # actions compared at every control step
     agent.members = 3  # of the dynamics ensemble
@@ -150,6 +150,7 @@ def get_config(variant="small"):
             config.agents[f"sgft_sac_h{horizon}"] = model_free(
                 horizon=horizon, shaping=True, prefit_updates=10_000
             )
+        config.agents.sgft_mb_no_value_h3 = model_based(horizon=3, use_value=False)
         config.agents.sac_finetune = model_free(prefit_updates=10_000)
         config.deploy = "sgft_mb_h3"
     if variant == "baselines":
