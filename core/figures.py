@@ -66,7 +66,8 @@ def curves(
         _threshold(axes.axhline, threshold)
         axes.margins(x=0.01)
         if len(series) > 1:
-            axes.legend()
+            # Beside the axes: inside, many lines leave it no free corner.
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _figure(axes)
 
 

@@ -214,7 +214,10 @@ def _pair(row: Record) -> list[str]:
 
 
 def _growth(growth: Record) -> list[str]:
-    points = (f"{_number(p['x'])}: {_number(p['ours'])} {p['unit']}" for p in growth["points"])
+    """One row; of many points the first, the last and four between: a cell holds no more."""
+    last = len(growth["points"]) - 1
+    shown = [growth["points"][i] for i in sorted({round(k * last / 5) for k in range(6)})]
+    points = (f"{_number(p['x'])}: {_number(p['ours'])} {p['unit']}" for p in shown)
     return [f"`{growth['id']}`", growth["axis"], _number(growth["exponent"]), "; ".join(points)]
 
 

@@ -96,12 +96,20 @@ def compile_model(task: Task, solver: Solver | None) -> mujoco.MjModel:
 
 
 def with_exploring_starts(task: Task, share: float, *, episode_length: int | None = None) -> Task:
-    """The task with a `share` of its episodes starting from its `exploring_reset` instead."""
-    nominal, exploring = task.reset, task.exploring_reset
+    """The task with a `share` of its episodes starting from its `exploring_reset` instead.
+
+    Raises:
+      UserError: the task has no `exploring_reset`, and `share` is above 0.
+    """
+    nominal, exploring, length = task.reset, task.exploring_reset, episode_length or task.episode_length
+    if exploring is None:
+        if share > 0:
+            raise UserError(f"task {task.name} has no exploring_reset: set exploring_share to 0, not {share}")
+        return dataclasses.replace(task, episode_length=length)
 
     def reset(key, gap):
         choice, key = jax.random.split(key)
         explore = jax.random.uniform(choice) < share
         return jax.tree.map(lambda a, b: jnp.where(explore, a, b), exploring(key, gap), nominal(key, gap))
 
-    return dataclasses.replace(task, reset=reset, episode_length=episode_length or task.episode_length)
+    return dataclasses.replace(task, reset=reset, episode_length=length)

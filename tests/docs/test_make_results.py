@@ -162,6 +162,12 @@ def test_benchmarks_give_both_sides_and_the_ratio(root):
     assert "[2.5, 3.5] | 2 | yes | yes | 1.5 |" in text and "| `update` | batch | 0.9 | 32: 0.5 s |" in text
 
 
+def test_of_a_long_growth_six_points_are_shown(root):
+    points = [{"x": x, "ours": 2.0 * x, "theirs": None, "unit": "s"} for x in range(1, 41)]
+    put(root, "bench_toy.json", {**BENCH, "growth": [{**BENCH["growth"][0], "points": points}]})
+    assert "| 1: 2 s; 9: 18 s; 17: 34 s; 24: 48 s; 32: 64 s; 40: 80 s |" in page(root)
+
+
 def test_the_readme_gets_the_claims_and_keeps_the_rest(root):
     put(root, "toy.json", RUN)
     make_results.write(root)

@@ -13,9 +13,7 @@ from jax.sharding import AxisType
 from core.rl import ppo
 from core.rl.networks import Actor, Value
 from core.sim.pure import PureSimulator
-from core.sim.task import with_exploring_starts
 from robotics.sgft import pretrain
-from robotics.sgft.tasks import puck_push
 from robotics.sgft.tasks.closed_form import ClosedFormPuck
 
 LANES, ENVS = 8, 16
@@ -117,12 +115,3 @@ def test_evaluation_counts_the_first_episode_of_each_environment():
     # Episodes of 2, 3, 5 and 5 (time limit) steps; the last step of the first alone is even.
     np.testing.assert_allclose(returns, [(1 + 2 + 1 + 2 + 3) / 2, (15 + 15) / 2])
     np.testing.assert_allclose(success, [0.5, 0.0])
-
-
-def test_exploring_starts_are_as_frequent_as_they_say():
-    task = with_exploring_starts(puck_push.TASK, 0.3, episode_length=7)
-    gap = puck_push.GAPS["none"]
-    qpos, _ = jax.vmap(lambda key: task.reset(key, gap))(jax.random.split(jax.random.key(1), 4000))
-    nominal = np.isclose(np.linalg.norm(qpos[:, 2:], axis=1), 0.6, atol=1e-4)
-    np.testing.assert_allclose(1 - nominal.mean(), 0.3, atol=0.03)
-    assert task.episode_length == 7 and puck_push.TASK.episode_length == 40
