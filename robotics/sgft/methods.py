@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from core import ranges
 from core.errors import UserError, nearest
 from core.rl import sac
 from core.rl.networks import Actor, Critic
@@ -17,6 +18,7 @@ from core.sim.task import Task
 from robotics.sgft import model_based, pretrain, sac_agent, source, tasks
 from robotics.sgft.agents import Agent
 from robotics.sgft.dynamics import Dynamics
+from robotics.sgft.ranges import CONFIG
 from robotics.sgft.source import Networks
 
 __all__ = ["Parts", "agent", "make", "validate"]
@@ -130,6 +132,7 @@ def validate(config: ConfigDict) -> None:
     """Raises UserError for what no run could work with, naming the key and what it may be."""
     task = tasks.get(config.task)
     task.gap(config.gap)
+    ranges.check(config, CONFIG)
     source.check_transfer(
         value_gamma=task.gamma,
         gamma=config.gamma,
@@ -138,6 +141,12 @@ def validate(config: ConfigDict) -> None:
     )
     _one_of("config.sim.backend", config.sim.backend, ("auto", "native", "mjx"))
     _one_of("config.terminal_potential", config.terminal_potential, ("zero", "keep"))
+    refit = config.pretrain.refit
+    if refit.keep > refit.horizon:
+        raise UserError(
+            f"config.pretrain.refit.keep={refit.keep} is more than the {refit.horizon} steps of "
+            "config.pretrain.refit.horizon"
+        )
     if config.evaluation.every % config.block:
         raise UserError(
             f"config.evaluation.every={config.evaluation.every} is not a multiple of "

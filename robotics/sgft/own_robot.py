@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from core import export as exporting
+from core import ranges
 from core.errors import NonFiniteError, UserError, nearest
 from core.rl import normalize, sac
 from core.rl.networks import Actor, Critic
@@ -21,6 +22,7 @@ from core.rl.replay import Transition
 from robotics.sgft import gymnasium_robot, model_based, sac_agent
 from robotics.sgft.agents import Agent
 from robotics.sgft.dynamics import Dynamics
+from robotics.sgft.ranges import SETTINGS as RANGES
 from robotics.sgft.source import Experience, Networks, Source, policy_action
 
 __all__ = ["Finetuned", "InMemory", "Policy", "make_agent", "make_source"]
@@ -135,6 +137,7 @@ def make_agent(
             known = ", ".join(SETTINGS[method])
             raise UserError(f"no setting {name!r}{nearest(name, SETTINGS[method])}; {method} has: {known}")
     chosen = {**SETTINGS[method], **settings}
+    ranges.check(chosen, RANGES, prefix="setting ")
     if horizon < 1:
         raise UserError(f"the window H (horizon) must be at least 1, not {horizon}")
     if method == "sac":

@@ -1,10 +1,14 @@
 """From the config to agents: what can not work is refused by name; the agents are those of the table."""
 
+from fnmatch import fnmatchcase
+
 import pytest
 
 from core import config as configs
 from core.errors import UserError
+from core.ranges import numbers
 from robotics.sgft import methods
+from robotics.sgft.ranges import CONFIG
 
 
 def load(variant="small", **changes):
@@ -40,6 +44,11 @@ REFUSED = [
     ({"deploy": "sgft"}, r"config\.deploy='sgft'; did you mean 'sgft_sac'|'sgft_mb'"),
     ({"evaluation__every": 190}, "every=190 is not a multiple of config.block=40 real steps"),
     ({"agents__sgft_mb__seeds": 9}, r"config\.agents\.sgft_mb\.seeds=9 is not in 1\.\.config\.num_seeds=5"),
+    ({"pretrain__num_envs": 0}, r"config\.pretrain\.num_envs must be a whole number, 1 or more, not 0"),
+    ({"agents__sgft_mb__hidden": "64,0"}, r"config\.agents\.sgft_mb\.hidden must be .* 1 or more, not 0"),
+    ({"agents__rlpd__prior_share": 1.5}, r"config\.agents\.rlpd\.prior_share must be in 0\.\.1, not 1\.5"),
+    ({"sac__alpha": 0.0}, r"config\.sac\.alpha must be above 0, not 0\.0"),
+    ({"pretrain__refit__keep": 61}, r"keep=61 is more than the 60 steps of config\.pretrain\.refit\.horizon"),
     ({"agents__sgft_mb__steps": 300}, r"steps=300 is not a multiple of config\.evaluation\.every=200"),
 ]
 
@@ -48,6 +57,12 @@ REFUSED = [
 def test_what_can_not_work_is_refused_by_name(changes, message):
     with pytest.raises(UserError, match=message):
         methods.validate(load(**changes))
+
+
+@pytest.mark.parametrize("variant", ["smoke", "small", "full", "h_sweep", "baselines"])
+def test_every_number_has_a_range(variant):
+    for key, _ in numbers(load(variant)):
+        assert any(fnmatchcase(key, pattern) for pattern in CONFIG), key
 
 
 def test_the_agents_are_those_of_the_table():

@@ -162,6 +162,8 @@ REFUSED = {
     "horizon": ({"horizon": 0}, r"the window H \(horizon\) must be at least 1, not 0"),
     "steps": ({"steps": 15}, "steps=15 is not a positive multiple of block=10"),
     "method": ({"method": "model-based"}, "method is 'model-based'; did you mean 'model_based'"),
+    "range": ({"settings": {"batch": 0}}, "setting batch must be a whole number, 1 or more, not 0"),
+    "fraction": ({"settings": {"utd": 1.5}}, "setting utd must be a whole number, 1 or more, not 1.5"),
     "setting": ({"settings": {"batchsize": 1}}, "no setting 'batchsize'; did you mean 'batch'"),
     "no reward": ({"method": "model_based"}, "SGFT-MB needs reward=, .* and simulated= transitions"),
     "a column": ({"simulated": {"observation": 0}}, "lack action, reward, next_observation, terminated"),
