@@ -80,7 +80,8 @@ class Policy(NamedTuple):
 def make_source(policy: Policy, value: Callable, simulated: Mapping[str, Any] | None, gamma: float) -> Source:
     """A Source of one lane `[1, ...]` from parts of one's own; `finetune.fit` says what they are.
 
-    Raises UserError where V_sim does not map `[..., O]` to `[...]`, or `simulated` lacks a column.
+    Raises UserError where V_sim does not map `[..., O]` to `[...]`, or `simulated` lacks a column, or one has
+    another shape or numbers that are not finite.
     """
     size, actions = policy.observation_size, policy.actor.action_size
     if policy.actor.log_std != "parameter" or policy.actor.horizon != 1:
@@ -96,12 +97,10 @@ def make_source(policy: Policy, value: Callable, simulated: Mapping[str, Any] | 
         ) from error
     if shape != probe.shape[:-1]:
         raise UserError(f"V_sim maps observations {probe.shape} to {shape}: it must give {probe.shape[:-1]}")
+    widths = {"observation": (size,), "next_observation": (size,), "action": (actions,)}
     if simulated is None:
-        blank = {"observation": (1, size), "next_observation": (1, size), "action": (1, actions)}
-        simulated = {name: np.zeros(blank.get(name, 1), np.float32) for name in COLUMNS}
-    if missing := [name for name in COLUMNS if name not in simulated]:
-        raise UserError(f"simulated transitions lack {', '.join(missing)}; they need {', '.join(COLUMNS)}")
-    columns = {name: np.asarray(simulated[name], np.float32) for name in COLUMNS}
+        simulated = {name: np.zeros((1, *widths.get(name, ())), np.float32) for name in COLUMNS}
+    columns = _columns(simulated, widths)
     columns["terminated"] = columns["terminated"].astype(bool)
     n = len(columns["reward"])
     counts = np.zeros(n, np.int32)
@@ -111,6 +110,21 @@ def make_source(policy: Policy, value: Callable, simulated: Mapping[str, Any] | 
     zero, one = jnp.float32(0), jnp.float32(1)
     source = Source(policy.variables, None, zero, one, stats, jnp.float32(gamma), Experience(rows, *ends))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], source)
+
+
+def _columns(simulated, widths):
+    """The columns of `simulated` as float32 arrays; UserError for one that is missing or does not fit."""
+    if missing := [name for name in COLUMNS if name not in simulated]:
+        raise UserError(f"simulated transitions lack {', '.join(missing)}; they need {', '.join(COLUMNS)}")
+    columns = {name: np.asarray(simulated[name], np.float32) for name in COLUMNS}
+    n = len(np.atleast_1d(columns["reward"]))
+    for name, column in columns.items():
+        wanted = (max(n, 1), *widths.get(name, ()))
+        if column.shape != wanted:
+            raise UserError(f"simulated[{name!r}] has shape {column.shape}, but {wanted} is needed")
+        if not np.isfinite(column).all():
+            raise UserError(f"simulated[{name!r}] has numbers that are not finite: leave those rows out")
+    return columns
 
 
 def make_agent(

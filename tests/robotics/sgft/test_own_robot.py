@@ -154,6 +154,12 @@ def test_planning_on_a_gymnasium_environment(tmp_path):
     np.testing.assert_allclose(exported(seen.astype(np.float32)), torque, rtol=1e-5)
 
 
+def rows(n=4, **changes):
+    ends = {name: np.zeros((n, 2)) for name in ("observation", "next_observation")}
+    columns = {**ends, "action": np.zeros((n, 1)), "reward": np.zeros(n), "terminated": np.zeros(n)}
+    return {"simulated": columns | changes}
+
+
 REFUSED = {
     "gamma": (
         {"value_gamma": 0.97},
@@ -167,6 +173,10 @@ REFUSED = {
     "setting": ({"settings": {"batchsize": 1}}, "no setting 'batchsize'; did you mean 'batch'"),
     "no reward": ({"method": "model_based"}, "SGFT-MB needs reward=, .* and simulated= transitions"),
     "a column": ({"simulated": {"observation": 0}}, "lack action, reward, next_observation, terminated"),
+    "no rows": (rows(n=0), r"simulated\['observation'\] has shape \(0, 2\), but \(1, 2\) is needed"),
+    "a width": (rows(action=np.zeros((4, 2))), r"simulated\['action'\] has shape \(4, 2\), but \(4, 1\)"),
+    "a length": (rows(terminated=np.zeros(3)), r"simulated\['terminated'\] has shape \(3,\), but \(4,\)"),
+    "a NaN": (rows(reward=np.full(4, np.nan)), r"simulated\['reward'\] has numbers that are not finite"),
     "limits": ({"limits": (-0.5, 9.0)}, r"limits \[-0\.5\] \.\. \[9\.\] are no range inside the env's"),
     "no range": ({"limits": (1.0, 1.0)}, "are no range inside"),
     "value's input": (
