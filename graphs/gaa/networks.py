@@ -13,10 +13,17 @@ from graphs.gaa import sparse
 from graphs.gaa.losses import cross_view_refine, grad_reverse
 from graphs.gaa.sparse import Sparse
 
-__all__ = ["GAA", "GCN", "ChannelAttention", "Domain", "DomainMLP", "LinearAttention", "dropout"]
+__all__ = ["GAA", "GCN", "Channel", "ChannelAttention", "Domain", "DomainMLP", "LinearAttention", "dropout"]
 
 Array = jax.Array
 _glorot = nn.initializers.glorot_uniform()
+
+
+class Channel(flax.struct.PyTreeNode):
+    """A graph to propagate on: P `[N, N]`, and P X `[N, F]` where that product is cheaper than its factors."""
+
+    p: Sparse
+    px: Sparse | None = None
 
 
 class Domain(flax.struct.PyTreeNode):
@@ -24,13 +31,13 @@ class Domain(flax.struct.PyTreeNode):
 
     Attributes:
       x: attributes `[N, F]`, dense or Sparse.
-      topology: P(A) `[N, N]`. features: P(Ahat) `[N, N]` of the feature graph, or None.
+      topology, features: the Channels of the given edges and of the feature graph (or None).
       y: labels `[N]`, -1 where unknown. mask: `[N]` bool, nodes that are not padding.
     """
 
     x: Any
-    topology: Sparse
-    features: Sparse | None
+    topology: Channel
+    features: Channel | None
     y: Array
     mask: Array
 
@@ -59,13 +66,16 @@ class GCN(nn.Module):
     out: int
 
     @nn.compact
-    def __call__(self, p: Sparse, x: Any, rate: Array | float = 0.0, key: Array | None = None) -> Array:
+    def __call__(
+        self, channel: Channel, x: Any, rate: Array | float = 0.0, key: Array | None = None
+    ) -> Array:
         w1 = self.param("kernel_0", _glorot, (x.shape[-1], self.hidden))
         b1 = self.param("bias_0", nn.initializers.zeros, (self.hidden,))
         w2 = self.param("kernel_1", _glorot, (self.hidden, self.out))
         b2 = self.param("bias_1", nn.initializers.zeros, (self.out,))
-        hidden = dropout(key, nn.relu(sparse.matmul(p, linear(x, w1)) + b1), rate)
-        return sparse.matmul(p, hidden @ w2) + b2
+        first = sparse.matmul(channel.p, linear(x, w1)) if channel.px is None else linear(channel.px, w1)
+        hidden = dropout(key, nn.relu(first + b1), rate)
+        return sparse.matmul(channel.p, hidden @ w2) + b2
 
 
 class ChannelAttention(nn.Module):
