@@ -117,19 +117,28 @@ def pseudo_label_loss(logits: Array, mask: Array) -> Array:
     return cross_entropy(logits, jnp.argmax(jax.lax.stop_gradient(logits), axis=-1), mask)
 
 
-def mmd_multi_rbf(x: Array, y: Array, *, kernels: int = 5, multiplier: float = 2.0) -> Array:
-    """MMD^2 `[]` of `x [n, d]` and `y [m, d]` under a sum of RBF kernels (Long et al., 2015).
+def mmd_multi_rbf(
+    x: Array,
+    y: Array,
+    mask_x: Array | None = None,
+    mask_y: Array | None = None,
+    *,
+    kernels: int = 5,
+    multiplier: float = 2.0,
+) -> Array:
+    """MMD^2 `[]` of the rows of `x [n, d]` and `y [m, d]` under a sum of RBF kernels (Long et al., 2015).
 
     Bandwidths are (sum of squared distances + 1e-6) / (N^2 - N) / multiplier^(kernels // 2) * multiplier^i over
-    the N = n + m joint samples, without a gradient.
+    the N joint rows, without a gradient. Rows outside `mask_x [n]`, `mask_y [m]` do not count.
     """
-    both = jnp.concatenate([x, y])
-    n = both.shape[0]
+    masks = [jnp.ones(len(a), x.dtype) if m is None else m.astype(x.dtype) for a, m in ((x, mask_x), (y, mask_y))]
+    both, seen = jnp.concatenate([x, y]), jnp.concatenate(masks)
     square = jnp.sum(jnp.square(both), axis=-1)
     distance = jnp.maximum(square[:, None] + square[None] - 2.0 * both @ both.T, 0.0)
-    first = jax.lax.stop_gradient(jnp.sum(distance) + 1e-6) / (n * n - n) / multiplier ** (kernels // 2)
+    n = jnp.sum(seen)
+    total = jax.lax.stop_gradient(jnp.sum(distance * seen[:, None] * seen) + 1e-6)
+    first = total / (n * n - n) / multiplier ** (kernels // 2)
     kernel = sum(jnp.exp(-distance / (first * multiplier**i)) for i in range(kernels))
-    a = x.shape[0]
-    return (
-        jnp.mean(kernel[:a, :a]) + jnp.mean(kernel[a:, a:]) - jnp.mean(kernel[:a, a:]) - jnp.mean(kernel[a:, :a])
-    )
+    # Signed weights: +1/n_x for rows of x, -1/n_y for rows of y, so that one form gives all four means.
+    weight = jnp.concatenate([masks[0] / jnp.sum(masks[0]), -masks[1] / jnp.sum(masks[1])])
+    return weight @ kernel @ weight

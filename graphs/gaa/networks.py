@@ -13,7 +13,7 @@ from graphs.gaa import sparse
 from graphs.gaa.losses import cross_view_refine, grad_reverse
 from graphs.gaa.sparse import Sparse
 
-__all__ = ["GAA", "GCN", "Channel", "ChannelAttention", "Domain", "DomainMLP", "LinearAttention", "dropout"]
+__all__ = ["GAA", "GCN", "Channel", "ChannelAttention", "Convolution", "Domain", "DomainMLP", "LinearAttention", "dropout", "linear"]
 
 Array = jax.Array
 _glorot = nn.initializers.glorot_uniform()
@@ -31,13 +31,14 @@ class Domain(flax.struct.PyTreeNode):
 
     Attributes:
       x: attributes `[N, F]`, dense or Sparse.
-      topology, features: the Channels of the given edges and of the feature graph (or None).
+      channels: by name the graphs on these nodes: "topology", the given edges; where a method needs them,
+        "features", the nearest neighbours by attributes, "ppmi", and "edges", the given ones without loops or
+        normalisation.
       y: labels `[N]`, -1 where unknown. mask: `[N]` bool, nodes that are not padding.
     """
 
     x: Any
-    topology: Channel
-    features: Channel | None
+    channels: dict[str, Channel]
     y: Array
     mask: Array
 
@@ -55,8 +56,26 @@ def dropout(key: Array | None, x: Array, rate: Array | float) -> Array:
     return jnp.where(keep, x / jnp.maximum(1.0 - rate, 1e-6), 0.0)
 
 
+class Convolution(nn.Module):
+    """P^hops (x W) + b (Kipf & Welling, 2017): `[N, F]`, dense or Sparse, -> `[N, width]`."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, channel: Channel, x: Any, hops: int = 1) -> Array:
+        """A Sparse `x` must be the domain's attributes: the channel may know P x."""
+        kernel = self.param("kernel", _glorot, (x.shape[-1], self.width))
+        bias = self.param("bias", nn.initializers.zeros, (self.width,))
+        if isinstance(x, Sparse) and channel.px is not None and hops:
+            x, hops = channel.px, hops - 1
+        x = linear(x, kernel)
+        for _ in range(hops):
+            x = sparse.matmul(channel.p, x)
+        return x + bias
+
+
 class GCN(nn.Module):
-    """P dropout(relu(P X W1 + b1)) W2 + b2 (Kipf & Welling, 2017): a channel's embedding `[N, out]`.
+    """P dropout(relu(P X W1 + b1)) W2 + b2: a channel's embedding `[N, out]`.
 
     Attributes:
       hidden, out: widths.
@@ -69,13 +88,8 @@ class GCN(nn.Module):
     def __call__(
         self, channel: Channel, x: Any, rate: Array | float = 0.0, key: Array | None = None
     ) -> Array:
-        w1 = self.param("kernel_0", _glorot, (x.shape[-1], self.hidden))
-        b1 = self.param("bias_0", nn.initializers.zeros, (self.hidden,))
-        w2 = self.param("kernel_1", _glorot, (self.hidden, self.out))
-        b2 = self.param("bias_1", nn.initializers.zeros, (self.out,))
-        first = sparse.matmul(channel.p, linear(x, w1)) if channel.px is None else linear(channel.px, w1)
-        hidden = dropout(key, nn.relu(first + b1), rate)
-        return sparse.matmul(channel.p, hidden @ w2) + b2
+        hidden = nn.relu(Convolution(self.hidden, name="conv_0")(channel, x))
+        return Convolution(self.out, name="conv_1")(channel, dropout(key, hidden, rate))
 
 
 class ChannelAttention(nn.Module):
@@ -101,14 +115,16 @@ class LinearAttention(nn.Module):
 
 
 class DomainMLP(nn.Module):
-    """One domain logit a row, d -> `width` -> ReLU -> 1: `[N, d]` -> `[N]`."""
+    """d -> `width` -> ReLU -> dropout -> `outputs`: domain logits `[N, d]` -> `[N, outputs]`, or `[N]` for 1."""
 
     width: int = 40
+    outputs: int = 1
 
     @nn.compact
-    def __call__(self, h: Array) -> Array:
+    def __call__(self, h: Array, rate: Array | float = 0.0, key: Array | None = None) -> Array:
         hidden = nn.relu(nn.Dense(self.width, kernel_init=_glorot, name="hidden")(h))
-        return nn.Dense(1, kernel_init=_glorot, name="logit")(hidden)[:, 0]
+        logits = nn.Dense(self.outputs, kernel_init=_glorot, name="logit")(dropout(key, hidden, rate))
+        return logits[:, 0] if self.outputs == 1 else logits
 
 
 class GAA(nn.Module):
@@ -155,9 +171,9 @@ class GAA(nn.Module):
         keys = (None, None) if key is None else jax.random.split(key)
         found = {}
         if self.fusion != "zf":
-            found["z"] = self.encoder(domain.topology, domain.x, rate, keys[0])
+            found["z"] = self.encoder(domain.channels["topology"], domain.x, rate, keys[0])
         if self.fusion != "z":
-            found["zf"] = self.feature_encoder(domain.features, domain.x, rate, keys[1])
+            found["zf"] = self.feature_encoder(domain.channels["features"], domain.x, rate, keys[1])
         if self.fusion in ("attention", "linear"):
             found["channels"] = self.attention(found["z"], found["zf"])
         found["h"] = self._fuse(found)

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 from jax.experimental.sparse import BCSR
 
-__all__ = ["Rows", "Sparse", "from_coo", "from_scipy", "matmul", "pad"]
+__all__ = ["Rows", "Sparse", "from_coo", "from_scipy", "matmul", "pad", "row_of_each"]
 
 Array = jax.Array
 
@@ -101,7 +101,7 @@ def _matmul_bwd(residuals, g):
     a, x = residuals
     none = jax.tree.map(lambda leaf: _no_gradient(leaf), a)
     # What a's entries are worth is computed only where somebody asks: jit drops it otherwise.
-    worth = jnp.sum(g[_row_of_each(a.rows)] * x[a.rows.indices], axis=-1)
+    worth = jnp.sum(g[row_of_each(a.rows)] * x[a.rows.indices], axis=-1)
     stored = jnp.arange(worth.shape[0]) < a.rows.indptr[-1]
     worth = jnp.where(stored, worth, 0).astype(a.rows.data.dtype)
     return none.replace(rows=none.rows.replace(data=worth)), _product(a.columns, g)
@@ -116,7 +116,8 @@ def _no_gradient(leaf):
 matmul.defvjp(_matmul_fwd, _matmul_bwd)
 
 
-def _row_of_each(rows):
+def row_of_each(rows: Rows) -> Array:
+    """The row of every entry, `[E]`; of padding, the last row."""
     counts = jnp.diff(rows.indptr)
     return jnp.repeat(jnp.arange(counts.shape[0]), counts, total_repeat_length=rows.data.shape[0])
 
@@ -144,4 +145,4 @@ def _product_batched(axis_size, in_batched, rows, x):
 def _sums(rows, x):
     terms = rows.data.astype(x.dtype)[:, None] * x[rows.indices]
     n = rows.indptr.shape[0] - 1
-    return jax.ops.segment_sum(terms, _row_of_each(rows), n, indices_are_sorted=True)
+    return jax.ops.segment_sum(terms, row_of_each(rows), n, indices_are_sorted=True)

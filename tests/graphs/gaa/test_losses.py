@@ -97,6 +97,9 @@ def test_mmd_and_its_gradients(golden, close):
     close(value, d["mmd"], 1e-4)
     close(gradients[0], d["grad_s"], 1e-4)
     close(gradients[1], d["grad_t"], 1e-4)
+    longer = [jnp.concatenate([d[name], jnp.full((2, 5), 7.0, d[name].dtype)]) for name in "st"]
+    masks = [jnp.arange(len(x)) < len(x) - 2 for x in longer]
+    close(losses.mmd_multi_rbf(*longer, *masks), d["mmd"], 1e-4)
 
 
 def test_the_moment_distance_is_the_mmd_of_pairs_under_the_product_kernel():
