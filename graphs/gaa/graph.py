@@ -34,7 +34,11 @@ def symmetrize(edges: np.ndarray, n: int, *, keep_self_loops: bool = True) -> np
 def check_edges(edges: np.ndarray, n: int) -> np.ndarray:
     """The edges `[2, E]` as int64; UserError for another shape or a node outside 0..n-1."""
     edges = np.asarray(edges)
-    if edges.ndim != 2 or edges.shape[0] != 2 or not (edges.size == 0 or np.issubdtype(edges.dtype, np.integer)):
+    if (
+        edges.ndim != 2
+        or edges.shape[0] != 2
+        or not (edges.size == 0 or np.issubdtype(edges.dtype, np.integer))
+    ):
         raise UserError(f"edges are integers [2, E], not {edges.dtype} of shape {edges.shape}")
     outside = (edges < 0) | (edges >= n)
     if outside.any():
@@ -63,7 +67,9 @@ def make(
     if not np.isfinite(values).all():
         dense = np.asarray(x.todense() if hasattr(x, "todense") else x)
         row, column = np.argwhere(~np.isfinite(dense))[0]
-        raise UserError(f"attribute {column} of node {row} is {dense[row, column]}: attributes must be finite")
+        raise UserError(
+            f"attribute {column} of node {row} is {dense[row, column]}: attributes must be finite"
+        )
     y = np.full(n, -1) if y is None else np.asarray(y)
     if y.shape != (n,):
         raise UserError(f"{n} nodes have attributes, but the labels have shape {y.shape}")
@@ -100,7 +106,9 @@ def pad(graph: jraph.GraphsTuple, *, nodes: int, edges: int, entries: int | None
     """
     n, e = graph.nodes["y"].shape[0], graph.senders.shape[0]
     if nodes <= n or edges < e:
-        raise UserError(f"a graph of {n} nodes and {e} edges does not fit into nodes={nodes} (> N), edges={edges}")
+        raise UserError(
+            f"a graph of {n} nodes and {e} edges does not fit into nodes={nodes} (> N), edges={edges}"
+        )
     x = graph.nodes["x"]
     if not isinstance(x, Sparse):
         return jraph.pad_with_graphs(graph, nodes, edges, 2)
@@ -113,8 +121,8 @@ def gcn_norm(
 ) -> tuple[Array, Array, Array]:
     """D^-1/2 (A + I) D^-1/2 with *remaining* self loops (Kipf & Welling, 2017): entries of P(A).
 
-    All loops of one node collapse into one, of weight 1 or, with `weight`, of the last one given; a node without
-    a loop gets one of weight 1. Other duplicate edges add up. 1/sqrt(0) = 0.
+    All loops of one node collapse into one, of weight 1 or, with `weight`, of the last one given; a node
+    without a loop gets one of weight 1. Other duplicate edges add up. 1/sqrt(0) = 0.
 
     Args:
       senders, receivers: int `[E]`. weight: `[E]` or None for 1.
@@ -122,7 +130,7 @@ def gcn_norm(
       degree_at: where D counts: "receiver", or "sender" (UDAGCN's convolution).
 
     Returns:
-      (senders, receivers, weights) `[E + n]`: the edges, where loops have weight 0, then the loops of all nodes.
+      (senders, receivers, weights) `[E + n]`: the edges, loops with weight 0, then the loops of all nodes.
     """
     weight = jnp.ones(senders.shape, jnp.float32) if weight is None else weight
     loop = senders == receivers

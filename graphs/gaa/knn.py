@@ -35,15 +35,15 @@ def knn_graph(
 ) -> np.ndarray:
     """Edges `[2, E]` (int32, lexicographic) from every node to its k most similar other nodes; on the host.
 
-    Similarities are float64, rounded to 12 decimals. Pairs of similarity <= 0 get no edge, so a row of zeros has
-    none. Rows are taken in blocks: memory grows with N, never with N^2.
+    Similarities are float64, rounded to 12 decimals. Pairs of similarity <= 0 get no edge, so a row of zeros
+    has none. Rows are taken in blocks: memory grows with N, never with N^2.
 
     Args:
       x: attributes `[N, F]`, dense or scipy.sparse.
       k: neighbours of a node, 1 <= k < N.
       metric: "cosine", or "rbf": exp(-distance^2 / (2 m^2)), m the median distance among 1000 of the nodes.
-      tie: of equals at the k-th place "index" takes lower numbers first, "all" all of them, up to `max_degree`
-        neighbours.
+      tie: of equals at the k-th place "index" takes lower numbers first, "all" all of them, up to
+        `max_degree` neighbours.
       symmetric: also the other direction of every edge, each once.
       cache: a folder that keeps results, by a hash of all that they depend on.
 
@@ -77,8 +77,8 @@ def knn_graph(
 
 
 def _best(columns: np.ndarray, values: np.ndarray, k: int, most: int) -> np.ndarray:
-    """Of candidates `columns` (ascending) the k of largest value, lower ones first among equals; of those equal
-    to the k-th, as many more as there are up to `most` in all."""
+    """Of candidates `columns` (ascending) the k of largest value, lower ones first among equals; of those
+    equal to the k-th, as many more as there are up to `most` in all."""
     if len(columns) <= k:
         return columns
     smallest = np.partition(values, len(values) - k)[len(values) - k]

@@ -42,13 +42,13 @@ def cross_view_moment(z: Array, zf: Array, mask: Array) -> Array:
 
 
 def moment_distance(m_s: Array, m_t: Array) -> Array:
-    """d |M_s - M_t|_F^2 `[]` of moments `[d, d]`: the biased MMD^2 of the pairs (topology, attribute embedding)
-    under the product of their cosine kernels, times d."""
+    """d |M_s - M_t|_F^2 `[]` of moments `[d, d]`: the biased MMD^2 of the pairs (topology, attribute
+    embedding) under the product of their cosine kernels, times d."""
     return m_s.shape[0] * jnp.sum(jnp.square(m_s - m_t))
 
 
 def cross_view_refine(z: Array, zf: Array, mask: Array) -> Array:
-    """Rows R = S Zf / N `[N, d]` with S = u(Z) u(Zf)^T, in an order of products that never forms S `[N, N]`."""
+    """Rows R = S Zf / N `[N, d]` with S = u(Z) u(Zf)^T, in an order that never forms S `[N, N]`."""
     seen = mask[:, None].astype(zf.dtype)
     return unit(z) @ ((unit(zf) * seen).T @ zf / jnp.maximum(jnp.sum(seen), 1))
 
@@ -128,10 +128,12 @@ def mmd_multi_rbf(
 ) -> Array:
     """MMD^2 `[]` of the rows of `x [n, d]` and `y [m, d]` under a sum of RBF kernels (Long et al., 2015).
 
-    Bandwidths are (sum of squared distances + 1e-6) / (N^2 - N) / multiplier^(kernels // 2) * multiplier^i over
-    the N joint rows, without a gradient. Rows outside `mask_x [n]`, `mask_y [m]` do not count.
+    Bandwidths are (sum of squared distances + 1e-6) / (N^2 - N) / multiplier^(kernels // 2) * multiplier^i
+    over the N joint rows, without a gradient. Rows outside `mask_x [n]`, `mask_y [m]` do not count.
     """
-    masks = [jnp.ones(len(a), x.dtype) if m is None else m.astype(x.dtype) for a, m in ((x, mask_x), (y, mask_y))]
+    masks = [
+        jnp.ones(len(a), x.dtype) if m is None else m.astype(x.dtype) for a, m in ((x, mask_x), (y, mask_y))
+    ]
     both, seen = jnp.concatenate([x, y]), jnp.concatenate(masks)
     square = jnp.sum(jnp.square(both), axis=-1)
     distance = jnp.maximum(square[:, None] + square[None] - 2.0 * both @ both.T, 0.0)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from core.errors import UserError, nearest
 from graphs.gaa import losses
@@ -79,14 +78,16 @@ def _cross_view(s, t, mask_s, mask_t, form):
 
 @functools.lru_cache(maxsize=64)
 def make(network: GAA, terms: Objective) -> Method:
-    """GAA, or what its parts make: a GCN (fusion "z", no terms), a kNN-GCN ("zf"), a DANN-GCN ("z", domain and
-    target terms), two channels without alignment (no terms).
+    """GAA, or what its parts make: a GCN (fusion "z", no terms), a kNN-GCN ("zf"), a DANN-GCN ("z", domain
+    and target terms), two channels without alignment (no terms).
 
     Raises:
       UserError: an L_A for a network without both channels.
     """
     if terms.cross_view != "none" and network.fusion in ("z", "zf"):
-        raise UserError(f"cross_view={terms.cross_view!r} compares two channels, but fusion={network.fusion!r} has one")
+        raise UserError(
+            f"cross_view={terms.cross_view!r} compares two channels, but fusion={network.fusion!r} has one"
+        )
     network = network.clone(refined=terms.cross_view == "adversarial")
 
     def init(key, source, target):

@@ -11,7 +11,7 @@ Array = jax.Array
 
 
 def micro_macro_f1(y: Array, predicted: Array, mask: Array, *, classes: int) -> tuple[Array, Array]:
-    """Micro-F1 (accuracy) and macro-F1 `[]` of labels `y [N]` and `predicted [N]` over the nodes of `mask [N]`.
+    """Micro-F1 (accuracy) and macro-F1 `[]` of `predicted [N]` against labels `y [N]` where `mask [N]`.
 
     Macro-F1 is the mean over the classes that occur in the truth or in the prediction (scikit-learn's rule).
     """

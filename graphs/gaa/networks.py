@@ -13,14 +13,25 @@ from graphs.gaa import sparse
 from graphs.gaa.losses import cross_view_refine, grad_reverse
 from graphs.gaa.sparse import Sparse
 
-__all__ = ["GAA", "GCN", "Channel", "ChannelAttention", "Convolution", "Domain", "DomainMLP", "LinearAttention", "dropout", "linear"]
+__all__ = [
+    "GAA",
+    "GCN",
+    "Channel",
+    "ChannelAttention",
+    "Convolution",
+    "Domain",
+    "DomainMLP",
+    "LinearAttention",
+    "dropout",
+    "linear",
+]
 
 Array = jax.Array
 _glorot = nn.initializers.glorot_uniform()
 
 
 class Channel(flax.struct.PyTreeNode):
-    """A graph to propagate on: P `[N, N]`, and P X `[N, F]` where that product is cheaper than its factors."""
+    """A graph to propagate on: P `[N, N]`, and P X `[N, F]` where that is cheaper than its factors."""
 
     p: Sparse
     px: Sparse | None = None
@@ -115,7 +126,7 @@ class LinearAttention(nn.Module):
 
 
 class DomainMLP(nn.Module):
-    """d -> `width` -> ReLU -> dropout -> `outputs`: domain logits `[N, d]` -> `[N, outputs]`, or `[N]` for 1."""
+    """d -> `width` -> ReLU -> dropout -> `outputs`: `[N, d]` -> logits `[N, outputs]`, or `[N]` for 1."""
 
     width: int = 40
     outputs: int = 1
@@ -166,8 +177,8 @@ class GAA(nn.Module):
             self.refined_discriminator = DomainMLP(self.domain_width)
 
     def embed(self, domain: Domain, rate: Array | float = 0.0, key: Array | None = None) -> dict[str, Array]:
-        """Embeddings of one graph: `z`, `zf` `[N, d]` (those there are), `h`, `logits` `[N, C]`, and `channels`
-        `[N, 2]`, the weights of the two, with attention."""
+        """Embeddings of one graph: `z`, `zf` `[N, d]` (those there are), `h`, `logits` `[N, C]`, and
+        `channels` `[N, 2]`, the weights of the two, with attention."""
         keys = (None, None) if key is None else jax.random.split(key)
         found = {}
         if self.fusion != "zf":

@@ -43,7 +43,7 @@ class Sparse(flax.struct.PyTreeNode):
         return self.rows.indptr.shape[0] - 1, self.columns.indptr.shape[0] - 1
 
     @property
-    def T(self) -> Sparse:  # noqa: N802
+    def T(self) -> Sparse:
         """The transpose `[m, n]`, without any work."""
         return Sparse(self.columns, self.rows)
 
@@ -67,7 +67,9 @@ def pad(a: Sparse, *, rows: int, entries: int | None = None) -> Sparse:
     spare_rows = rows - a.shape[0]
     spare = 0 if entries is None else entries - a.rows.data.shape[0]
     if spare_rows < 0 or spare < 0:
-        raise ValueError(f"a sparse {a.shape} of {a.rows.data.shape[0]} entries does not fit {rows}, {entries}")
+        raise ValueError(
+            f"a sparse {a.shape} of {a.rows.data.shape[0]} entries does not fit {rows}, {entries}"
+        )
 
     def longer(part):
         return part.replace(data=jnp.pad(part.data, (0, spare)), indices=jnp.pad(part.indices, (0, spare)))

@@ -1,4 +1,4 @@
-"""Training any method of graph domain adaptation: one scan over full-batch steps, and its history of scores."""
+"""Training any method of graph domain adaptation: one scan over full-batch steps, with a history."""
 
 from __future__ import annotations
 
@@ -101,8 +101,10 @@ def by_gradient(init: Callable, loss: Callable, predict: Callable) -> Method:
     return Method(first, step, lambda learner, domain: predict(learner.params, domain))
 
 
-def scores(method: Method, state: Any, source: Domain, target: Domain, labelled: Array, *, classes: int) -> Scores:
-    """How a method does on the target, and on the source nodes that are not `labelled [N_s]` (0 if all are)."""
+def scores(
+    method: Method, state: Any, source: Domain, target: Domain, labelled: Array, *, classes: int
+) -> Scores:
+    """How a method does on the target, and on source nodes that are not `labelled [N_s]` (0 if all are)."""
 
     def score(domain, mask):
         predicted = jnp.argmax(method.predict(state, domain), axis=-1)

@@ -1,4 +1,4 @@
-"""A2GNN (Liu et al., AAAI 2024): no propagation on the source, many on the target, and MMD between the two."""
+"""A2GNN (Liu et al., AAAI 2024): many propagations on the target, none on the source, MMD between them."""
 
 from __future__ import annotations
 
@@ -66,12 +66,16 @@ class A2GNN(nn.Module):
         return h_s, h_t, self.classifier(source.channels["topology"], h_s), domains
 
 
-def sampled_mmd(key: Array, x: Array, y: Array, mask_x: Array, mask_y: Array, *, draws: int = 5, size: int = 1000):
+def sampled_mmd(
+    key: Array, x: Array, y: Array, mask_x: Array, mask_y: Array, *, draws: int = 5, size: int = 1000
+):
     """Mean MMD^2 `[]` of `draws` samples of `size` rows, with replacement, of `x [n, d]` and `y [m, d]`."""
 
     def one(key):
         keys = jax.random.split(key)
-        rows = [jax.random.categorical(k, jnp.where(m, 0.0, -jnp.inf), shape=(size,)) for k, m in zip(keys, masks)]
+        rows = [
+            jax.random.categorical(k, jnp.where(m, 0.0, -jnp.inf), shape=(size,)) for k, m in zip(keys, masks)
+        ]
         return losses.mmd_multi_rbf(x[rows[0]], y[rows[1]])
 
     masks = mask_x, mask_y

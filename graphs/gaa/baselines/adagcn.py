@@ -57,7 +57,7 @@ class AdaState(flax.struct.PyTreeNode):
 
 
 def critic_loss(critic, h_s, h_t, mask_s, mask_t, key, *, rate=0.0):
-    """-|mean D(s) - mean D(t)| + 5 GP `[]`, GP = mean (|dD/dz| - 1)^2 over the rows of s, t, and interpolates.
+    """-|mean D(s) - mean D(t)| + 5 GP `[]`, GP = mean (|dD/dz| - 1)^2 over s, t, and interpolates.
 
     Args:
       critic: `(h [N, d], rate, key) -> [N]`.
@@ -92,7 +92,7 @@ def gap(critic, h_s, h_t, mask_s, mask_t, rate=0.0, key=None):
 
 @functools.lru_cache(maxsize=16)
 def make(network: AdaGCN, critic_steps: int = 10) -> Method:
-    """AdaGCN; needs the channel "topology". `hyper` has lr, weight_decay, dropout, weight (of the gap) `[]`."""
+    """AdaGCN; needs the channel "topology". `hyper`: lr, weight_decay, dropout, weight (of the gap) `[]`."""
 
     def init(key, source, target):
         params = network.init(key, source)["params"]

@@ -1,4 +1,4 @@
-"""GRADE (Wu et al., AAAI 2023): all layers' features and the logits before one linear domain discriminator."""
+"""GRADE (Wu et al., AAAI 2023): all layers' features and the logits face one linear discriminator."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GRADE(nn.Module):
 
 
 def domain_loss(logits_s: Array, logits_t: Array, mask_s: Array, mask_t: Array) -> Array:
-    """Cross-entropy `[]` of domain logits `[N_s, 2]` (source 0), `[N_t, 2]` (target 1): one mean over all rows."""
+    """Cross-entropy `[]` of domain logits `[N_s, 2]` (source 0), `[N_t, 2]` (target 1), one mean of all."""
     n_s, n_t = jnp.sum(mask_s), jnp.sum(mask_t)
     source = losses.cross_entropy(logits_s, jnp.zeros(logits_s.shape[0], jnp.int32), mask_s)
     target = losses.cross_entropy(logits_t, jnp.ones(logits_t.shape[0], jnp.int32), mask_t)

@@ -27,7 +27,8 @@ def edge_class_probs(y: Array, senders: Array, receivers: Array, weight: Array, 
     """p_kl = (Y^T A Y)_kl / (n_k n_l) `[C, C]`: how densely class k sends to class l.
 
     Args:
-      y: labels `[N]`, -1 for nodes that do not count. senders, receivers: `[E]`. weight: `[E]`, 0 for padding.
+      y: labels `[N]`, -1 for nodes that do not count. senders, receivers: `[E]`. weight: `[E]`, 0 for
+        padding.
     """
     one_hot = jax.nn.one_hot(y, classes)
     pairs = (one_hot[senders] * weight[:, None]).T @ one_hot[receivers]
@@ -108,7 +109,7 @@ class StruState(flax.struct.PyTreeNode):
 
 
 def neighbour_mean(edges: sparse.Sparse, y: Array | None, ratios: Array | None, share: Array | float):
-    """The mean over senders `[N, N]`, its entries times (1 - share) + share R[y_v, y_u] if `ratios` are given.
+    """The mean over senders `[N, N]`, entries times (1 - share) + share R[y_v, y_u] if `ratios` are given.
 
     Args:
       edges: adjacency `[N, N]`, row = receiver v, column = sender u. y: labels `[N]`.
@@ -139,7 +140,8 @@ def _densities(domain: Domain, y: Array, classes: int) -> Array:
 def make(network: StruRW, start: int = 20, every: int = 20) -> Method:
     """StruRW; needs the channel "edges". R is renewed from step `start` on, `every` so many steps.
 
-    `hyper` has lr, weight_decay, dropout, share (lambda), weight (of the alignment, for "adv" and "mmd") `[]`.
+    `hyper` has lr, weight_decay, dropout, share (lambda), weight (of the alignment, for "adv" and "mmd")
+    `[]`.
     """
 
     def plain(domain):
@@ -163,9 +165,7 @@ def make(network: StruRW, start: int = 20, every: int = 20) -> Method:
 
     def step(state, source, target, labelled, hyper, key, progress):
         due = (progress.step >= start) & (progress.step % every == 0)
-        ratios = jax.lax.cond(
-            due, lambda: renew(state.learner.params, source, target), lambda: state.ratios
-        )
+        ratios = jax.lax.cond(due, lambda: renew(state.learner.params, source, target), lambda: state.ratios)
         pair = weighted(source, ratios, hyper["share"])
 
         def loss(params):

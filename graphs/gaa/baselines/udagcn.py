@@ -1,4 +1,4 @@
-"""UDAGCN (Wu et al., WWW 2020): edges and PPMI through one GCN, linear attention, an adversary, target entropy."""
+"""UDAGCN (Wu et al., WWW 2020): edges and PPMI through one GCN, attention, an adversary, target entropy."""
 
 from __future__ import annotations
 

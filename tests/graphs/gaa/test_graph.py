@@ -1,4 +1,4 @@
-"""Graphs: what is refused, both directions, padding, and the normalised propagation with its golden values."""
+"""Graphs: what is refused, both directions, padding, and the normalised propagation."""
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,10 @@ REFUSED = {
         r"edge \(0,4\) refers to node 4 but the graph has 4 nodes; ids are 0-based",
     ),
     "a negative node": ((np.array([[-1], [2]]), np.ones((4, 3))), "refers to node -1"),
-    "edges of rows": ((EDGES.T, np.ones((4, 3))), r"edges are integers \[2, E\], not int64 of shape \(4, 2\)"),
+    "edges of rows": (
+        (EDGES.T, np.ones((4, 3))),
+        r"edges are integers \[2, E\], not int64 of shape \(4, 2\)",
+    ),
     "NaN": ((EDGES, NAN), "attribute 1 of node 2 is nan: attributes must be finite"),
     "sparse NaN": ((EDGES, scipy.sparse.csr_array(NAN)), "attribute 1 of node 2 is nan"),
     "labels": ((EDGES, np.ones((4, 3)), np.zeros(3, int)), r"4 nodes .* labels have shape \(3,\)"),

@@ -104,7 +104,9 @@ def test_mmd_and_its_gradients(golden, close):
 
 def test_the_moment_distance_is_the_mmd_of_pairs_under_the_product_kernel():
     keys = jax.random.split(jax.random.key(0), 4)
-    (zs, fs), (zt, ft) = ([jax.random.normal(k, (n, 5)) for k in keys[i : i + 2]] for i, n in ((0, 7), (2, 9)))
+    (zs, fs), (zt, ft) = (
+        [jax.random.normal(k, (n, 5)) for k in keys[i : i + 2]] for i, n in ((0, 7), (2, 9))
+    )
 
     def kernel(a, b):
         return jnp.mean((losses.unit(a[0]) @ losses.unit(b[0]).T) * (losses.unit(a[1]) @ losses.unit(b[1]).T))

@@ -15,7 +15,11 @@ N, M, D = 7, 5, 4
 def parts():
     rng = np.random.default_rng(0)
     matrix = scipy.sparse.random_array((N, M), density=0.4, rng=rng)
-    return matrix, sparse.from_scipy(matrix, size=20), jnp.asarray(rng.standard_normal((3, M, D)), jnp.float32)
+    return (
+        matrix,
+        sparse.from_scipy(matrix, size=20),
+        jnp.asarray(rng.standard_normal((3, M, D)), jnp.float32),
+    )
 
 
 def value(a, x):

@@ -1,4 +1,4 @@
-"""The baselines' own pieces: GRADE's discriminator and loss, A2GNN's propagation, StruRW's weights, the critic."""
+"""The baselines' own pieces: GRADE's loss, A2GNN's propagation, StruRW's weights, AdaGCN's critic."""
 
 import jax
 import jax.numpy as jnp
