@@ -222,7 +222,7 @@ def fit(
         value_size=size,
         observation_size=size,
     )
-    if steps < block or steps % block:
+    if block < 1 or steps < block or steps % block:
         raise UserError(f"steps={steps} is not a positive multiple of block={block} real steps")
     source = make_source(policy, value, simulated, gamma)
     agent = make_agent(
@@ -233,6 +233,7 @@ def fit(
         gamma=gamma,
         horizon=horizon,
         capacity=steps,
+        block=block,
         reward=reward,
         prefit=simulated is not None,
         settings=settings or {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from core import ranges
+from core.config import flatten
 from core.errors import UserError, nearest
 from core.rl import sac
 from core.rl.networks import Actor, Critic
@@ -147,11 +149,10 @@ def validate(config: ConfigDict) -> None:
             f"config.pretrain.refit.keep={refit.keep} is more than the {refit.horizon} steps of "
             "config.pretrain.refit.horizon"
         )
-    if config.evaluation.every % config.block:
-        raise UserError(
-            f"config.evaluation.every={config.evaluation.every} is not a multiple of "
-            f"config.block={config.block} real steps"
-        )
+    flat = flatten(config)
+    _divides("pretrain.minibatches", ("pretrain.num_envs", "pretrain.unroll"), flat)
+    _divides("sac.policy_delay", ("sac.utd", "block"), flat)
+    _divides("block", ("evaluation.every",), flat)
     _one_of("config.deploy", config.deploy, tuple(config.agents))
     for name, settings in config.agents.items():
         key = f"config.agents.{name}"
@@ -166,13 +167,16 @@ def validate(config: ConfigDict) -> None:
                 raise UserError(f"{key}: a window of H={settings.horizon} steps needs shaping=True")
         if not 1 <= settings.seeds <= config.num_seeds:
             raise UserError(f"{key}.seeds={settings.seeds} is not in 1..config.num_seeds={config.num_seeds}")
-        if settings.steps % config.evaluation.every:
-            raise UserError(
-                f"{key}.steps={settings.steps} is not a multiple of config.evaluation.every="
-                f"{config.evaluation.every}"
-            )
+        _divides("evaluation.every", (f"agents.{name}.steps",), flat)
 
 
 def _one_of(key: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UserError(f"{key}={value!r}{nearest(str(value), choices)}; one of {', '.join(choices)}")
+
+
+def _divides(divisor: str, factors: tuple[str, ...], flat: dict[str, Any]) -> None:
+    number = math.prod(flat[key] for key in factors)
+    if number % flat[divisor]:
+        product = " * ".join(f"config.{key}" for key in factors)
+        raise UserError(f"{product} = {number} is not a multiple of config.{divisor} = {flat[divisor]}")

@@ -136,6 +136,7 @@ def make_agent(
     gamma: float,
     horizon: int,
     capacity: int,
+    block: int,
     reward: Callable | None,
     prefit: bool,
     settings: Mapping[str, Any],
@@ -155,6 +156,9 @@ def make_agent(
     if horizon < 1:
         raise UserError(f"the window H (horizon) must be at least 1, not {horizon}")
     if method == "sac":
+        updates, delay = block * chosen["utd"], chosen["policy_delay"]
+        if updates % delay:
+            raise UserError(f"block * utd = {updates} is not a multiple of policy_delay = {delay}")
         return _model_free(policy, gamma, horizon, capacity, prefit, chosen)
     if reward is None or not prefit:
         raise UserError(

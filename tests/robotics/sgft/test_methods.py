@@ -42,14 +42,16 @@ REFUSED = [
     ({"task": "puck_pull"}, "no task 'puck_pull'; did you mean 'puck_push'"),
     ({"gap": "papers"}, "no gap level 'papers'; did you mean 'paper'"),
     ({"deploy": "sgft"}, r"config\.deploy='sgft'; did you mean 'sgft_sac'|'sgft_mb'"),
-    ({"evaluation__every": 190}, "every=190 is not a multiple of config.block=40 real steps"),
+    ({"evaluation__every": 190}, r"config\.evaluation\.every = 190 is not a multiple of config\.block = 40"),
     ({"agents__sgft_mb__seeds": 9}, r"config\.agents\.sgft_mb\.seeds=9 is not in 1\.\.config\.num_seeds=5"),
     ({"pretrain__num_envs": 0}, r"config\.pretrain\.num_envs must be a whole number, 1 or more, not 0"),
     ({"agents__sgft_mb__hidden": "64,0"}, r"config\.agents\.sgft_mb\.hidden must be .* 1 or more, not 0"),
     ({"agents__rlpd__prior_share": 1.5}, r"config\.agents\.rlpd\.prior_share must be in 0\.\.1, not 1\.5"),
     ({"sac__alpha": 0.0}, r"config\.sac\.alpha must be above 0, not 0\.0"),
+    ({"pretrain__minibatches": 7}, r"unroll = 10240 is not a multiple of .*minibatches = 7"),
+    ({"sac__policy_delay": 3}, r"config\.block = 160 is not a multiple of config\.sac\.policy_delay = 3"),
     ({"pretrain__refit__keep": 61}, r"keep=61 is more than the 60 steps of config\.pretrain\.refit\.horizon"),
-    ({"agents__sgft_mb__steps": 300}, r"steps=300 is not a multiple of config\.evaluation\.every=200"),
+    ({"agents__sgft_mb__steps": 300}, r"steps = 300 is not a multiple of config\.evaluation\.every = 200"),
 ]
 
 

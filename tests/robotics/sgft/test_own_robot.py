@@ -170,6 +170,8 @@ REFUSED = {
     "method": ({"method": "model-based"}, "method is 'model-based'; did you mean 'model_based'"),
     "range": ({"settings": {"batch": 0}}, "setting batch must be a whole number, 1 or more, not 0"),
     "fraction": ({"settings": {"utd": 1.5}}, "setting utd must be a whole number, 1 or more, not 1.5"),
+    "delay": ({"settings": {"policy_delay": 3}}, r"block \* utd = 40 is not a multiple of policy_delay = 3"),
+    "block": ({"block": 0}, "steps=20 is not a positive multiple of block=0"),
     "setting": ({"settings": {"batchsize": 1}}, "no setting 'batchsize'; did you mean 'batch'"),
     "no reward": ({"method": "model_based"}, "SGFT-MB needs reward=, .* and simulated= transitions"),
     "a column": ({"simulated": {"observation": 0}}, "lack action, reward, next_observation, terminated"),
