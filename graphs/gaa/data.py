@@ -75,7 +75,7 @@ def load(
 ) -> RawGraph:
     """The graph `name` of a family, from the layout that is found in `data_dir`.
 
-    Layouts, `NAME` in any case, in `data_dir`, `data_dir/NAME` or `data_dir/NAME/raw`:
+    Layouts, in any case, in `data_dir`, or below it in folders named FAMILY, NAME, raw:
       airport: `NAME_edgelist.txt` (u,v) and `NAME_labels.txt`; `NAME-airports.edgelist` and
         `labels-NAME-airports.txt` (header, any ids); `data_airport.npz`; without data_dir the embedded ones.
       citation, blog: `NAME.mat` (network, attrb, group); `NAME_docs.txt`, `NAME_edgelist.txt`,
@@ -156,7 +156,7 @@ class _Files:
         if self.folder is None:
             return None
         places = [self.folder]
-        for part in (self.name, "raw"):
+        for part in (self.family, self.name, "raw"):
             places += [
                 sub
                 for place in list(places)

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import jraph
 import numpy as np
+import scipy.sparse
 
 from core.errors import UserError
 from graphs.gaa import sparse
 from graphs.gaa.sparse import Sparse
 
-__all__ = ["gcn_norm", "make", "node_mask", "pad", "propagation", "symmetrize"]
+__all__ = ["check_edges", "check_finite", "gcn_norm", "make", "node_mask", "pad", "propagation", "symmetrize"]
 
 Array = jax.Array
 
@@ -48,6 +49,16 @@ def check_edges(edges: np.ndarray, n: int) -> np.ndarray:
     return edges.astype(np.int64)
 
 
+def check_finite(x: Any) -> None:
+    """UserError names the first attribute of `x` `[N, F]`, dense or scipy.sparse, that is not finite."""
+    values = x.data if scipy.sparse.issparse(x) else np.asarray(x)
+    if not np.isfinite(values).all():
+        coo = scipy.sparse.coo_array(x)
+        first = np.flatnonzero(~np.isfinite(coo.data))[0]
+        row, column = coo.row[first], coo.col[first]
+        raise UserError(f"attribute {column} of node {row} is {coo.data[first]}: attributes must be finite")
+
+
 def make(
     edges: np.ndarray, x: Any, y: np.ndarray | None = None, *, weight: np.ndarray | None = None
 ) -> jraph.GraphsTuple:
@@ -63,20 +74,14 @@ def make(
     """
     n = x.shape[0]
     edges = check_edges(edges, n)
-    values = x.data if hasattr(x, "indptr") else np.asarray(x)
-    if not np.isfinite(values).all():
-        dense = np.asarray(x.todense() if hasattr(x, "todense") else x)
-        row, column = np.argwhere(~np.isfinite(dense))[0]
-        raise UserError(
-            f"attribute {column} of node {row} is {dense[row, column]}: attributes must be finite"
-        )
+    check_finite(x)
     y = np.full(n, -1) if y is None else np.asarray(y)
     if y.shape != (n,):
         raise UserError(f"{n} nodes have attributes, but the labels have shape {y.shape}")
     weight = np.ones(edges.shape[1]) if weight is None else np.asarray(weight)
     if weight.shape != edges.shape[1:]:
         raise UserError(f"there are {edges.shape[1]} edges, but the weights have shape {weight.shape}")
-    attributes = sparse.from_scipy(x) if hasattr(x, "tocsr") else jnp.asarray(x, jnp.float32)
+    attributes = sparse.from_scipy(x) if scipy.sparse.issparse(x) else jnp.asarray(x, jnp.float32)
     return jraph.GraphsTuple(
         nodes={"x": attributes, "y": jnp.asarray(y, jnp.int32)},
         edges=jnp.asarray(weight, jnp.float32),
