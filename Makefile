@@ -22,7 +22,7 @@ $(UV):
 
 $(VENV)/.ready: setup.cfg pyproject.toml constraints.txt | $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(VENV)
-	$(UV) pip install --quiet --python $(BIN)/python $(CONSTRAINTS) --editable '.[data,test]'
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(CONSTRAINTS) --editable '.[data,test]'
 	touch $@
 
 parity: $(VENV)/.parity  ## add a CPU build of torch, for parity tests and benchmarks

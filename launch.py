@@ -66,7 +66,7 @@ def _main(argv: list[str]) -> int:
     workdir = Path(options.workdir or f"runs/{config.name}-{variant}")
     logging.getLogger(str(config.method).split(".")[0]).setLevel(logging.INFO)
     fake = int(config.check.devices) if options.mode == "check" else 0
-    _environment(options.platform, fake)
+    _environment(options.platform, fake, quick=variant == "smoke")
     _processes(options)
     if options.mode != "report":
         _devices(options.platform, fake)
@@ -160,8 +160,11 @@ def _describe(config: ConfigDict, path: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _environment(platform: str, fake_devices: int) -> None:
+def _environment(platform: str, fake_devices: int, *, quick: bool) -> None:
     """Sets what JAX reads once, at import and first use; and keeps libraries from caching in the home."""
+    if quick and "jax" not in sys.modules:
+        # A smoke run computes next to nothing: compiling is its time.
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
     if "MPLCONFIGDIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="methodax-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

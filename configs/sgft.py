@@ -168,14 +168,16 @@ def _smoke(config):
     config.update({"block": 20, "checkpoint_every": 1})
     config.evaluation.update({"every": 20, "episodes": 4})
     config.pretrain.update({"num_envs": 16, "iterations": 2, "sim_episodes": 4, "checkpoint_every": 1})
+    config.pretrain.update({"actor_features": (16,), "value_features": (16,)})
     refit = {"epochs": 1, "batch": 64, "num_envs": 16, "disturbed_steps": 4, "horizon": 18}
     config.pretrain.refit.update(refit)
-    config.pretrain.improve.update({"updates": 5, "steps": 2, "num_envs": 16, "candidates": 4, "batch": 16})
-    config.sac.update({"features": (16, 16), "batch": 16})
+    improve = {"sweeps": 1, "updates": 5, "steps": 2, "num_envs": 16, "candidates": 4, "batch": 16}
+    config.pretrain.improve.update(improve)
+    config.sac.update({"features": (16,), "batch": 16, "utd": 2})
     for agent in config.agents.values():
         agent.update({"seeds": 1, "steps": 40})
         if agent.kind == "model_based":
-            agent.update({"hidden": (16, 16), "pretrain_updates": 20, "updates": 5, "candidates": 16})
+            agent.update({"hidden": (16,), "pretrain_updates": 20, "updates": 5, "candidates": 16})
         elif agent.prefit_updates:
             agent.prefit_updates = 20
 

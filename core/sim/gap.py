@@ -63,13 +63,21 @@ class Solver:
 def draw_gap(key: jax.Array, randomisation: Mapping[str, tuple[float, float]]) -> RealGap:
     """One gap, leaves `[]`, uniform in `randomisation`'s ranges; fields not named stay nominal."""
     names = sorted(randomisation)
-    drawn = {}
-    for name, one in zip(names, jax.random.split(key, max(len(names), 1)), strict=False):
-        low, high = randomisation[name]
-        if name == "action_delay":
-            drawn[name] = jax.random.randint(one, (), int(low), int(high) + 1)
-        else:
-            drawn[name] = jax.random.uniform(one, (), jnp.float32, low, high)
+    keys = jax.random.split(key, max(len(names), 1))
+    low, high = (jnp.array([randomisation[name][i] for name in names], jnp.float32) for i in (0, 1))
+    # One draw for all fields: a program with one random generator instead of one a field.
+    drawn = dict(
+        zip(
+            names,
+            jax.vmap(lambda one, *ends: jax.random.uniform(one, (), jnp.float32, *ends))(
+                keys[: len(names)], low, high
+            ),
+        )
+    )
+    if "action_delay" in names:
+        shortest, longest = randomisation["action_delay"]
+        one = keys[names.index("action_delay")]
+        drawn["action_delay"] = jax.random.randint(one, (), int(shortest), int(longest) + 1)
     return RealGap(**drawn)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Mapping
 
@@ -18,6 +19,20 @@ from core.sim.gap import RealGap, Solver, command, draw_gap, gap_rows, resolve_g
 from core.sim.task import Task, compile_model
 
 __all__ = ["NativeSimulator"]
+
+
+_where = jax.jit(episode.where)
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(task, ranges):
+    """`begin_episode` and `report` of a task, compiled once for all simulators of as many environments."""
+
+    def draw(key, gap, model):
+        return (gap if ranges is None else draw_gap(key, dict(ranges))), model
+
+    begin = jax.jit(lambda key, gap, model: episode.begin_episode(task, key, gap, model, draw))
+    return begin, jax.jit(lambda *world, **rest: episode.report(task, *world, **rest))
 
 
 class NativeSimulator:
@@ -64,14 +79,8 @@ class NativeSimulator:
 
         self._gap, ranges = resolve_gaps(gaps, num_envs, np)
         self._draws = ranges is not None
-
-        def draw(key, gap, model):
-            return (draw_gap(key, ranges) if ranges is not None else gap), model
-
         self._cpu = jax.local_devices(backend="cpu")[0]
-        self._begin = jax.jit(lambda key, gap, model: episode.begin_episode(task, key, gap, model, draw))
-        self._report = jax.jit(lambda *world, **rest: episode.report(task, *world, **rest))
-        self._where = jax.jit(episode.where)
+        self._begin, self._report = _functions(task, tuple(sorted(ranges.items())) if self._draws else None)
 
     def reset(self, key: jax.Array) -> EnvState:
         """New episodes in all N environments, from one typed key."""
@@ -131,7 +140,7 @@ class NativeSimulator:
         nq, nv = qpos.shape[1], qvel.shape[1]
         physics[chosen, 1 : 1 + nq] = np.asarray(qpos)[chosen]
         physics[chosen, 1 + nq : 1 + nq + nv] = np.asarray(qvel)[chosen]
-        key = self._where(mask, key, state.key)
+        key = _where(mask, key, state.key)
         step_count = np.where(mask, np.int32(0), state.step_count)
         ctrl = np.zeros((self.num_envs, self.task.action_size), np.float32)
         # One substep, then discarded: its sensors are those of the state before it, the initial one.
