@@ -139,7 +139,7 @@ class DomainMLP(nn.Module):
 
 
 class GAA(nn.Module):
-    """Both domains through the same encoders, the fusion, the classifier, and the discriminators.
+    """Both domains through the same encoders, the fusion, the classifier `[N, C]`, the discriminators.
 
     Attributes:
       classes: C. hidden, out: widths h and d of the encoders.

@@ -19,7 +19,7 @@ KINDS = ("gaa", "udagcn", "grade", "a2gnn", "adagcn", "strurw")
 
 
 class Row(NamedTuple):
-    """One line of the comparison."""
+    """One line of the comparison; `hyper` holds scalars `[]` by name."""
 
     method: Method
     hyper: dict[str, jax.Array]

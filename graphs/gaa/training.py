@@ -48,7 +48,7 @@ class Method(NamedTuple):
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """What a method learned, the next step, and the key that all steps derive theirs from."""
+    """What a method learned, the next step `[]`, and the key `[]` that all steps derive theirs from."""
 
     method: Any
     step: Array
@@ -72,7 +72,7 @@ class Learner(flax.struct.PyTreeNode):
 
 
 def adam(learner: Learner, gradient: Params, *, lr: Array, weight_decay: Array) -> Learner:
-    """One Adam step with weight decay as a gradient of its own, before the moments (not AdamW)."""
+    """One Adam step; `weight_decay []` joins the gradient before the moments (not AdamW), `lr []`."""
     gradient = jax.tree.map(lambda g, p: g + weight_decay * p, gradient, learner.params)
     updates, opt_state = _adam.update(gradient, learner.opt_state)
     params = jax.tree.map(lambda p, u: p - lr * u, learner.params, updates)

@@ -20,7 +20,7 @@ ALIGNMENTS = ("MMD", "adversarial")
 
 
 class A2GNN(nn.Module):
-    """Two layers, each a linear map, n propagations, bias, ReLU, dropout; the classifier propagates once.
+    """Two layers, each a linear map, n propagations, bias, ReLU, dropout; then `[N, C]` by one more.
 
     Attributes:
       classes: C. hidden: width. hops: n on the target; the source has 0.

@@ -21,7 +21,7 @@ _glorot = nn.initializers.glorot_uniform()
 
 
 class GRADE(nn.Module):
-    """A GCN with ReLU and dropout after every layer, a classifier, a linear discriminator.
+    """A GCN with ReLU and dropout after every layer, a classifier `[N, C]`, a linear discriminator.
 
     Attributes:
       classes: C. hidden: width. layers: 3 to 5.

@@ -58,7 +58,7 @@ class MeanLayer(nn.Module):
 
 
 class StruRW(nn.Module):
-    """Two MeanLayers and a two-layer head.
+    """Two MeanLayers and a two-layer head: logits `[N, C]`.
 
     Attributes:
       classes: C. hidden: width. mode: "erm", "adv" (domain adversary) or "mmd".

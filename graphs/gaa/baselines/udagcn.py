@@ -19,7 +19,7 @@ _glorot = nn.initializers.glorot_uniform()
 
 
 class UDAGCN(nn.Module):
-    """Embeddings by a GCN whose weights both views share, fused by attention; classifier and domain MLP.
+    """Embeddings by a GCN that both views share, fused by attention; classifier `[N, C]` and domain MLP.
 
     Attributes:
       classes: C. hidden: width. domain_width: of the domain MLP. ppmi: use the second view.
