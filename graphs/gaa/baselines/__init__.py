@@ -1,0 +1,1 @@
+"""The methods that GAA is compared with, each a `training.Method` of its own."""
