@@ -79,33 +79,48 @@ def _matrix(rows, columns, data, n):
 
 
 def pad_all(family: Sequence[Views]) -> list[Domain]:
-    """Domains of equal sizes, so that all tasks among them share one compiled program.
+    """Domains of at most two sizes, so that the tasks among them share few compiled programs.
 
+    One size is that of the largest graph; graphs of less than half its nodes get that of the largest of them.
     A channel's P X is stored where, over all graphs, it has fewer entries than P and X together.
     """
-    nodes = max(len(one.y) for one in family)
     products = {
         name: [scipy.sparse.csr_array(one.channels[name] @ one.x) for one in family]
         for name in family[0].channels
         if name != "edges"
     }
-    cheaper = {
-        name: sum(px.nnz for px in some) < sum(one.channels[name].nnz + one.x.nnz for one in family)
+    stored = {
+        name: some
         for name, some in products.items()
+        if sum(px.nnz for px in some) < sum(one.channels[name].nnz + one.x.nnz for one in family)
     }
+    most = max(len(one.y) for one in family)
+    small = [2 * len(one.y) < most for one in family]
+    found: dict[int, Domain] = {}
+    for kind in sorted(set(small)):
+        members = [i for i, is_small in enumerate(small) if is_small == kind]
+        px = {name: [some[i] for i in members] for name, some in stored.items()}
+        found |= zip(members, _pad_alike([family[i] for i in members], px))
+    return [found[i] for i in range(len(family))]
 
-    def fit(matrices, wide):
+
+def _pad_alike(graphs, products):
+    """Domains of the largest one's size; `products` has P X of all graphs by channel."""
+    nodes = max(len(one.y) for one in graphs)
+
+    def fit(matrices, width):
         size = max(matrix.nnz for matrix in matrices)
         for matrix in matrices:
             padded = matrix.copy()
-            padded.resize((nodes, matrix.shape[1] if wide else nodes))
+            padded.resize((nodes, width))
             yield sparse.from_scipy(padded, size=size)
 
-    x = list(fit([one.x for one in family], True))
-    found = [Domain(x[i], {}, *_padded_labels(one.y, nodes)) for i, one in enumerate(family)]
-    for name in family[0].channels:
-        p = list(fit([one.channels[name] for one in family], False))
-        px = list(fit(products[name], True)) if cheaper.get(name) else [None] * len(family)
+    features = graphs[0].x.shape[1]
+    x = fit([one.x for one in graphs], features)
+    found = [Domain(attributes, {}, *_padded_labels(one.y, nodes)) for one, attributes in zip(graphs, x)]
+    for name in graphs[0].channels:
+        p = fit([one.channels[name] for one in graphs], nodes)
+        px = fit(products[name], features) if name in products else [None] * len(graphs)
         for domain, *parts in zip(found, p, px):
             domain.channels[name] = Channel(*parts)
     return found

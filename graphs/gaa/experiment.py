@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from core import figures, ranges
+from core import figures, mesh, ranges
 from core.errors import UserError, nearest
 from core.files import write_bytes
 from core.ranges import ANY, COUNT, NATURAL, NOT_NEGATIVE, POSITIVE, SHARE
 from core.run import Run
-from graphs.gaa import outcome, problem, rows, sparse, training
+from graphs.gaa import lanes as lanes_of
+from graphs.gaa import outcome, problem, rows, sparse
 from graphs.gaa.networks import Channel, Domain
 from graphs.gaa.training import Scores, TrainState
 
@@ -36,6 +37,7 @@ NUMBERS = {
     "walks.*": COUNT,
     "hidden": COUNT,
     "score_every": COUNT,
+    "tasks_at_once": COUNT,
     "held_out": SHARE,
     "rows.*.steps": COUNT,
     "rows.*.lr": POSITIVE,
@@ -52,12 +54,8 @@ NUMBERS = {
 }
 
 
-# All lanes are at the same step, which therefore stays one number: what depends on it alone is not repeated.
-LANES = TrainState(0, None, 0)
-
-
 class Running(flax.struct.PyTreeNode):
-    """All of a row in training: the lanes of the current task, and Scores `[T, 2, S, P]` so far."""
+    """All of a row in training: the lanes of the current tasks, and Scores `[T, 2, S, P]` so far."""
 
     lanes: TrainState
     scores: Scores
@@ -112,7 +110,7 @@ def load(config: ConfigDict, run: Run) -> tuple[Any, Callable]:
     given = problem.load(config, family, row.channels)
     seeds = [config.seed + i for i in range(config.num_seeds)]
     steps = config.rows[config.deploy].steps
-    lanes = _train(config.deploy, row, steps, config, family, given, seeds, run).lanes
+    lanes = _train(config.deploy, row, steps, config, family, given, seeds, run).lanes  # of the last tasks
 
     def apply(params, x, channels):
         n = x.shape[0]
@@ -120,7 +118,7 @@ def load(config: ConfigDict, run: Run) -> tuple[Any, Callable]:
         unknown = jnp.full(n, -1, jnp.int32)
         return row.method.predict(params, Domain(x, made, unknown, jnp.ones(n, bool)))
 
-    return jax.tree.map(lambda leaf: leaf[0], lanes.method), apply
+    return jax.tree.map(lambda leaf: leaf[-1, 0], lanes.method), apply
 
 
 def example(config: ConfigDict) -> tuple[Any, ...]:
@@ -166,60 +164,58 @@ def _rerun(config):
 
 
 def _train(name, row, steps, config, family, given, seeds, run) -> Running:
-    """Task after task, `score_every` steps a call; a lane per rule and seed."""
+    """Group of tasks after group, `score_every` steps a call; in each task a lane per rule and seed."""
     blocks, lanes = steps // config.score_every, 2 * len(seeds)
-    init, advance = _programs(row.method, steps, config.score_every, given.classes)
-    labelled = [jnp.asarray(_labelled(given, source, config, seeds)) for source, _ in given.tasks]
+    groups = problem.groups(given, config.tasks_at_once, family)
+    init, advance = lanes_of.programs(
+        row.method, steps, config.score_every, given.classes, config.tasks_at_once, run.mesh
+    )
 
-    def pair(i):
-        return [given.domains[graph] for graph in given.tasks[i]]
+    @functools.lru_cache(maxsize=1)
+    def inputs(g):
+        """Sources, targets and labels of a group, every leaf with its tasks first."""
+        pairs = [given.tasks[i] for i in groups[g]]
+        both = [lanes_of.stack([given.domains[pair[side]] for pair in pairs]) for side in (0, 1)]
+        labels = np.stack([_labelled(given, source, config, seeds) for source, _ in pairs])
+        return mesh.replicate(run.mesh, (*both, labels))
 
-    def begin(i):
-        keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), i))(jnp.asarray(seeds * 2))
-        return init(keys, *pair(i))
+    one_pair = inputs(0)[:2]
+
+    def begin(g):
+        """Fresh states of a group; parameters depend on no graph, so one compiled program does for all."""
+        keys = [[jax.random.fold_in(jax.random.key(seed), i) for seed in seeds * 2] for i in groups[g]]
+        keys = mesh.replicate(run.mesh, jnp.stack([jnp.stack(some) for some in keys]))
+        return init(keys, *one_pair)
 
     def first():
         shape = (len(given.tasks), 2, len(seeds), blocks)
-        return Running(begin(0), Scores(*(jnp.zeros(shape) for _ in Scores._fields)))
+        zeros = Scores(*(np.zeros(shape, np.float32) for _ in Scores._fields))
+        return Running(begin(0), mesh.replicate(run.mesh, zeros))
 
     def step(state, index):
-        i, block = divmod(index, blocks)
-        start = begin(i) if block == 0 and i else state.lanes
-        learned, (found, metrics) = advance(start, *pair(i), labelled[i], row.hyper)
+        g, block = divmod(index, blocks)
+        states = begin(g) if block == 0 and g else state.lanes
+        learned, (found, metrics) = advance(states, *inputs(g), row.hyper)
+        tasks, metrics = np.array(groups[g]), mesh.to_host(metrics)
         scores = jax.tree.map(
-            lambda old, new: old.at[i, :, :, block].set(new.reshape(2, -1)), state.scores, found
+            lambda old, new: old.at[tasks, :, :, block].set(new.reshape(len(tasks), 2, -1)),
+            state.scores,
+            found,
         )
-        task, means = config.families[family].tasks[i], jax.tree.map(jnp.mean, metrics)
-        run.log((block + 1) * config.score_every, means, group=f"{name}/{task}")
+        for row_of_metrics, i in enumerate(groups[g]):
+            means = {key: value[row_of_metrics].mean() for key, value in metrics.items()}
+            task = config.families[family].tasks[i]
+            run.log((block + 1) * config.score_every, means, group=f"{name}/{task}")
         return Running(learned, scores)
 
     return run.loop(
         f"{name}_{family}",
         init=first,
         step=step,
-        total=len(given.tasks) * blocks,
+        total=len(groups) * blocks,
         checkpoint_every=config.checkpoint_every,
         progress=f"{name}, {family}: {len(given.tasks)} tasks, {lanes} lanes",
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _programs(method, steps, n, classes):
-    """`init` and `advance` over lanes, compiled once for all tasks (and rows) that share them."""
-
-    def begin(key, source, target):
-        init_key, run_key = jax.random.split(key)
-        return TrainState(method.init(init_key, source, target), jnp.int32(0), run_key)
-
-    def advance(states, source, target, labelled, hyper):
-        options = {"source": source, "target": target, "hyper": hyper, "method": method, "steps": steps}
-
-        def one(state, labels):
-            return training.advance(state, labelled=labels, n=n, classes=classes, **options)
-
-        return jax.vmap(one, (LANES, 0), (LANES, 0))(states, labelled)
-
-    return jax.jit(jax.vmap(begin, (0, None, None), LANES)), jax.jit(advance, donate_argnums=0)
 
 
 def _labelled(given, source, config, seeds):

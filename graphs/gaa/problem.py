@@ -50,7 +50,7 @@ def load(config: ConfigDict, family: str, channels: tuple[str, ...]) -> Problem:
     tasks = tuple(map(parse_task, chosen.tasks))
     names = sorted({name for task in tasks for name in task})
     options = {"undirected": config.data.undirected, "width": config.data.width}
-    raw = {name: data.load(family, name, config.data.path or None, **options) for name in names}
+    raw = {name: data.load(family, name, chosen.path or None, **options) for name in names}
     for source, target in tasks:
         domains.check_pair(raw[source], raw[target], classes=chosen.classes)
     views = [
@@ -66,6 +66,30 @@ def load(config: ConfigDict, family: str, channels: tuple[str, ...]) -> Problem:
         for i, name in enumerate(names)
     ]
     return Problem(chosen.classes, tasks, raw, dict(zip(names, domains.pad_all(views))))
+
+
+def groups(problem: Problem, size: int, family: str) -> list[list[int]]:
+    """Numbers of tasks that train at once, `size` in each, all of equal sizes of both domains.
+
+    The last task of the family is the last of the last group.
+
+    Raises:
+      UserError: `size` does not divide the tasks of some sizes.
+    """
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, task in reversed(list(enumerate(problem.tasks))):
+        shapes = [leaf.shape for name in task for leaf in jax.tree.leaves(problem.domains[name])]
+        alike.setdefault(tuple(sum(shapes, ())), []).append(i)
+    found = []
+    for members in alike.values():
+        if len(members) % size:
+            source, target = problem.tasks[members[0]]
+            raise UserError(
+                f"config.tasks_at_once={size} does not divide the {len(members)} task(s) of family {family} "
+                f"with sizes as in {source}>{target}; 1 always does"
+            )
+        found += [members[i : i + size][::-1] for i in range(0, len(members), size)]
+    return found[::-1]
 
 
 def held_out(y: np.ndarray, share: float, seed: int) -> np.ndarray:
